@@ -1,0 +1,37 @@
+# What is linked in, all static or header-only, so that the binary needs only glibc and libm.
+# apt supplies Boost, fmt, spdlog, PCRE2, utf8proc, nlohmann-json, CLI11, yaml-cpp, gtest; third_party/
+# holds sources that `./dev deps` takes out of PyPI archives (see third_party/requirements.txt).
+set(TP ${CMAKE_SOURCE_DIR}/third_party)
+if(NOT EXISTS ${TP}/llama_cpp_python/common/jinja OR NOT EXISTS ${TP}/pysimdjson/simdjson)
+  message(FATAL_ERROR "third_party/ is empty: run ./dev deps (it fetches two PyPI source archives)")
+endif()
+
+function(sluice_static_library target file)
+  find_library(LIB_${target} NAMES lib${file}.a REQUIRED)
+  add_library(${target} INTERFACE)
+  target_link_libraries(${target} INTERFACE ${LIB_${target}})
+endfunction()
+
+sluice_static_library(tp_pcre2 pcre2-8)
+sluice_static_library(tp_utf8proc utf8proc)
+sluice_static_library(tp_yaml yaml-cpp)
+add_library(tp_fmt STATIC ${CMAKE_SOURCE_DIR}/cmake/fmt.cc)
+target_compile_definitions(tp_fmt PUBLIC SPDLOG_FMT_EXTERNAL)
+target_compile_definitions(tp_pcre2 INTERFACE PCRE2_CODE_UNIT_WIDTH=8 PCRE2_STATIC)
+target_compile_definitions(tp_utf8proc INTERFACE UTF8PROC_STATIC)
+
+# Third-party sources are compiled without our warnings.
+add_library(tp_simdjson STATIC ${TP}/pysimdjson/simdjson/simdjson.cpp)
+target_include_directories(tp_simdjson SYSTEM PUBLIC ${TP}/pysimdjson/simdjson)
+target_compile_options(tp_simdjson PRIVATE -w)
+
+set(L ${TP}/llama_cpp_python)
+add_library(tp_jinja STATIC
+  ${L}/common/json.cpp ${L}/common/unicode.cpp ${L}/common/jinja/lexer.cpp ${L}/common/jinja/parser.cpp
+  ${L}/common/jinja/runtime.cpp ${L}/common/jinja/string.cpp ${L}/common/jinja/value.cpp)
+target_include_directories(tp_jinja SYSTEM PUBLIC ${L}/common PRIVATE ${L}/vendor ${TP}/shim)
+target_compile_options(tp_jinja PRIVATE -w)
+
+if(SLUICE_TESTS)
+  find_package(GTest REQUIRED)
+endif()
