@@ -1,0 +1,41 @@
+// The forward pass: spec + weights + backend. One class for all families; what differs is numbers in the spec.
+#pragma once
+
+#include "model/spec.h"
+#include "model/weights.h"
+#include "tensor/backend.h"
+
+namespace sluice {
+
+// The block pool's memory on the device.
+struct KvPool {
+  std::byte* data = nullptr;
+  size_t block_bytes = 0;
+  KvGeometry geometry;
+};
+
+class Decoder {
+ public:
+  // Activations are allocated here, once, for steps of at most `max_tokens` rows and `max_logit_rows` rows of logits at a time.
+  Decoder(const ModelSpec& spec, const LayerGroups& groups, const Weights& weights, Backend& backend, int max_tokens, int max_logit_rows);
+
+  // Runs all layers over the step. Afterwards `logits` may be called for any of the step's rows.
+  void forward(const BatchInput& batch, const KvPool& kv);
+
+  // Logits [count, V] f32 of rows logit_index[first .. first + count), count <= max_logit_rows. Valid until the next call.
+  Tensor logits(const BatchInput& batch, int first, int count);
+
+  size_t activation_bytes() const;
+
+ private:
+  const ModelSpec& spec_;
+  const LayerGroups& groups_;
+  const Weights& weights_;
+  Backend& backend_;
+  int max_tokens_;
+  int max_logit_rows_;
+  Buffer arena_;
+  Tensor hidden_, normed_, qkv_, attended_, gate_up_, gated_, picked_, logits_;
+};
+
+}  // namespace sluice
