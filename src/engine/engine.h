@@ -1,0 +1,125 @@
+// The facade: submit token requests, receive token events. Everything behind it (scheduler, KV, executor) belongs to the
+// engine thread; everything in this header may be called from any thread.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/bounded_queue.h"
+#include "base/clock.h"
+#include "base/result.h"
+#include "model/spec.h"
+#include "sched/request.h"
+
+namespace sluice {
+
+struct TokenLogprobs {
+  float logprob = 0;
+  int rank = 0;
+  int count = 0;
+  int32_t ids[kMaxTopLogprobs];
+  float values[kMaxTopLogprobs];
+};
+
+// What a client sees of one token, or of the end.
+struct TokenEvent {
+  int32_t id = -1;                           // generated id; -1 in an event that only ends
+  FinishReason finish = FinishReason::none;  // set in the last event
+  int32_t stop_id = -1;                      // finish == stop: the end id that ended it (it is also in `id`)
+  int32_t step = 0;                          // the engine's step number that made it
+  TimeNs time = 0;                           // when the step's result was known
+  TokenLogprobs logprobs;                    // filled where asked
+};
+
+// Times of a request, all on the monotonic clock; the ledger's spans are differences of these. Written by the engine
+// thread, readable once the last event has been popped.
+struct RequestTimes {
+  TimeNs submitted = 0, admitted = 0, first_token = 0, finished = 0;
+  TimeNs prefill_ns = 0;   // time in steps that computed its prompt
+  TimeNs decode_ns = 0;    // time in steps that computed its later tokens
+  TimeNs preempted_ns = 0;
+  int steps = 0;
+  int preemptions = 0;
+  int cached_tokens = 0;   // prompt tokens not computed again
+};
+
+// One submitted request as its client holds it. The engine holds another reference until the sequence is gone.
+class RequestStream {
+ public:
+  explicit RequestStream(size_t capacity) : events_(capacity) {}
+
+  // Next event, in order. False: none yet (a `notify` will come).
+  bool pop(TokenEvent& out);
+  // Drops the sequence within one step; its last event is FinishReason::cancelled, unless it had ended before.
+  void cancel();
+
+  // Log-probabilities of prompt tokens 1..n-1 (the first has none), complete before the first event is popped.
+  const std::vector<TokenLogprobs>& prompt_logprobs() const { return prompt_logprobs_; }
+  const RequestTimes& times() const { return times_; }
+
+ private:
+  friend class EngineImpl;
+  SpscRing<TokenEvent> events_;
+  std::atomic<bool> cancelled_{false};
+  std::atomic<bool> notified_{false};  // set by the engine when it notifies, cleared by pop when it runs dry
+  std::function<void()> notify_;
+  std::function<void()> wake_engine_;
+  std::vector<TokenLogprobs> prompt_logprobs_;
+  RequestTimes times_;
+};
+
+struct EngineConfig {
+  int max_sequences = 64;        // running at once
+  int max_queue = 1024;          // waiting; submit refuses beyond
+  int step_tokens = 512;         // token budget of one step: decodes first, then prompt chunks
+  int block_tokens = 16;
+  size_t kv_bytes = 0;           // 0: chosen from free memory and the model's context
+  int max_context = 0;           // 0: the model's
+  int logit_rows = 64;           // rows of logits at a time
+};
+
+// What was decided at start; printed, and returned by /v1/models and the admin route.
+struct EngineInfo {
+  ModelSpec spec;
+  int context = 0;         // tokens a request may span: prompt + generated
+  int block_tokens = 0;
+  int blocks = 0;
+  size_t kv_bytes = 0;
+  size_t weight_bytes = 0;
+  size_t activation_bytes = 0;
+  std::vector<int32_t> end_ids;  // the model's end-of-generation ids
+  DeviceInfo device;
+};
+
+// A snapshot of the loop, for /metrics, /ready and liveness.
+struct EngineStatus {
+  int running = 0;
+  int waiting = 0;
+  int blocks_used = 0;
+  int blocks_total = 0;
+  uint64_t steps = 0;
+  TimeNs last_step = 0;    // when the last step ended
+  bool draining = false;
+  bool stuck = false;      // a step has been running for longer than a liveness limit
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  virtual const EngineInfo& info() const = 0;
+  virtual EngineStatus status() const = 0;
+
+  // Hands a request over. `notify` is called on the engine thread when events arrive after the stream had run dry; it must
+  // be quick, must not block and must not call back into the stream. Errors: kInvalidArgument (field named),
+  // kResourceExhausted (queue full), kUnavailable (draining).
+  virtual Result<std::shared_ptr<RequestStream>> submit(Request request, std::function<void()> notify) = 0;
+
+  // Refuses new requests, lets the running ones finish until `deadline`, then cancels what is left. Blocks until idle.
+  virtual void drain(TimeNs deadline) = 0;
+};
+
+}  // namespace sluice
