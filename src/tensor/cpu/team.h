@@ -10,7 +10,8 @@ namespace sluice::cpu {
 
 class Team {
  public:
-  // threads >= 1, this one included. Members are pinned to the cores the process may use when there are enough of them.
+  // threads >= 1, this one included. Members are not pinned: member 0 is the caller's thread, which is not ours to pin,
+  // and a pinned worker must wait when the scheduler has put the caller on its core (it would have moved a free one).
   explicit Team(int threads);
   ~Team();
   Team(const Team&) = delete;
