@@ -1,0 +1,62 @@
+// Where the keys and values of one sequence lie: one row of block ids per layer group. Block i of a row holds
+// positions [i * block_tokens, (i + 1) * block_tokens). Rows grow when a token needs it and not before; rows of
+// windowed groups lose the blocks behind their window while the sequence runs (entry kNoBlock).
+//
+// Owned by the engine thread. Rows are sized at construction; nothing is allocated later.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "kv/block_pool.h"
+
+namespace sluice {
+
+// How sequences are laid out in blocks. Plain numbers: the model's layer groups and the engine's limits.
+struct KvLayout {
+  int block_tokens = 16;
+  std::vector<int> windows;  // per layer group: tokens that a row sees, itself included; 0: all
+  int max_length = 0;        // tokens a sequence may span
+  int max_step_tokens = 0;   // tokens of one sequence in one step, at most
+  int steps_in_flight = 2;   // steps whose rows may still read behind what is being planned
+
+  int groups() const { return int(windows.size()); }
+  int blocks_for(int tokens) const { return (tokens + block_tokens - 1) / block_tokens; }
+  int row_capacity() const { return blocks_for(max_length); }
+  // Blocks that a sequence of this length may hold at once, over all groups, whatever the steps that led to it.
+  int peak_blocks(int length) const;
+};
+
+class BlockTable {
+ public:
+  explicit BlockTable(const KvLayout& layout);
+
+  // Blocks to take so that positions [0, length) have a place.
+  int missing(int length) const;
+  // Takes them. False, and nothing taken, when the pool is short.
+  bool grow(BlockPool& pool, int length);
+  // Frees, in windowed groups, the blocks that no row at position `next` or later sees.
+  void drop_behind(BlockPool& pool, int next);
+  // Frees all.
+  void clear(BlockPool& pool);
+
+  // [row_blocks()] ids of a group's blocks; kNoBlock behind the window.
+  std::span<const BlockId> row(int group) const {
+    return {rows_.data() + size_t(group) * size_t(capacity_), size_t(entries_)};
+  }
+  int row_blocks() const { return entries_; }
+  int held() const { return held_; }
+
+ private:
+  BlockId* entries(int group) { return rows_.data() + size_t(group) * size_t(capacity_); }
+
+  int block_tokens_;
+  int capacity_;               // entries per row at most
+  std::vector<int> windows_;   // [groups]
+  std::vector<int> first_;     // [groups] first entry that is still held
+  std::vector<BlockId> rows_;  // [groups, capacity]
+  int entries_ = 0;            // per row; the same in every group
+  int held_ = 0;
+};
+
+}  // namespace sluice
