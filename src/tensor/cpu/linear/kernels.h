@@ -1,0 +1,25 @@
+// The kernels of one instruction set. What exists is the table in linear.cc.
+#pragma once
+
+#include "tensor/cpu/linear/layout.h"
+
+namespace sluice::cpu {
+
+// Rows [begin, end) of x [.., cols] to int8. The formula is the same everywhere: per 32 columns scale = amax /
+// 127 and q = round-to-even(x * (127 / amax)); amax below 1e-35 gives zeros; a NaN or infinity gives q = 0 and
+// scale NaN, so that the outputs of that row are NaN.
+using QuantizeFn = void (*)(const float* x, int64_t stride, int64_t cols, const QuantRows& out, int64_t begin,
+                            int64_t end);
+
+// out[:, 16 * tile_begin .. 16 * tile_end) for all rows of x.
+using TilesFn = void (*)(const Job& job, int64_t tile_begin, int64_t tile_end);
+
+void quantize_scalar(const float* x, int64_t stride, int64_t cols, const QuantRows& out, int64_t begin,
+                     int64_t end);
+void tiles_scalar(const Job& job, int64_t tile_begin, int64_t tile_end);
+
+void quantize_avx2(const float* x, int64_t stride, int64_t cols, const QuantRows& out, int64_t begin,
+                   int64_t end);
+void tiles_avx2(const Job& job, int64_t tile_begin, int64_t tile_end);
+
+}  // namespace sluice::cpu

@@ -1,0 +1,95 @@
+// How a packed weight lies in memory, shared by pack.cc and all kernels. See README.md for why.
+//
+// A part is a header and then tiles of 16 rows. An integer tile is
+//   scales [groups][16] f16 or f32 | mins [groups][16] (same type, when has_min) | quants
+// where the quants of one group are [group / 4][16 rows][4 columns] bytes (int8), or half as many bytes for
+// int4: byte i of the first half of the group's columns in the low nibble, of the second half in the high
+// nibble. So one 64-byte vector holds 4 consecutive columns of 16 rows, which is what maddubs, vpdpbusd and an
+// AMX B tile want. A float tile is [cols][16 rows] elements.
+//
+// Included by kernel files that are compiled for an instruction set: everything here has internal linkage.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tensor/dtype.h"
+
+namespace sluice::cpu {
+
+inline constexpr int kTileRows = 16;
+inline constexpr int kXGroup = 32;  // columns of x per activation scale
+
+struct PackedHeader {
+  static constexpr uint32_t kMagic = 0x534c5057;
+  uint32_t magic;
+  WeightElement element;
+  bool has_min;
+  bool scales_f32;    // else f16
+  uint8_t group;      // 16 or 32 for integers, 0 for floats
+  int32_t bias;       // int8: stored byte = q + bias
+  int32_t max_quant;  // int8: largest stored byte when bytes are unsigned; 255 and bias 0: signed bytes
+  int32_t groups;     // integer: columns padded to a multiple of 32, divided by group
+  int64_t rows;
+  int64_t cols;
+  int64_t tiles;
+  int64_t tile_bytes;
+  int64_t min_offset;    // in a tile
+  int64_t quant_offset;  // in a tile
+};
+inline constexpr size_t kHeaderBytes = 128;
+static_assert(sizeof(PackedHeader) <= kHeaderBytes);
+
+// Rows of x quantized to int8: per 32 columns a scale, and the sums that mins and biases need per 32 and per 16
+// columns. One row is [q: 32G bytes][scale: G f32][sum32: G i32][fsum32: G f32][sum16: 2G i32][fsum16: 2G f32].
+struct QuantRows {
+  std::byte* base;
+  int64_t row_bytes;
+  int64_t groups;  // G, of 32 columns
+};
+
+constexpr int64_t quant_row_bytes(int64_t cols) {
+  const int64_t groups = (cols + kXGroup - 1) / kXGroup;
+  return (groups * (kXGroup + 7 * 4) + 63) / 64 * 64;
+}
+
+// Everything a kernel needs for one part.
+struct Job {
+  const PackedHeader* header;
+  const std::byte* tiles;
+  QuantRows xq;    // integer parts
+  const float* x;  // float parts
+  int64_t x_stride;
+  int64_t m;   // rows of x
+  float* out;  // [m, header->rows]
+  int64_t out_stride;
+  const float* bias;  // [header->rows] or null
+};
+
+namespace {
+
+struct QuantRow {
+  int8_t* q;
+  float* scale;
+  int32_t* sum32;
+  float* fsum32;
+  int32_t* sum16;
+  float* fsum16;
+};
+
+[[maybe_unused]] __attribute__((always_inline)) inline QuantRow quant_row(const QuantRows& x, int64_t row) {
+  std::byte* p = x.base + row * x.row_bytes;
+  const int64_t g = x.groups;
+  auto* f = reinterpret_cast<float*>(p + g * kXGroup);
+  auto* i = reinterpret_cast<int32_t*>(p + g * kXGroup);
+  return {reinterpret_cast<int8_t*>(p), f, i + g, f + 2 * g, i + 3 * g, f + 5 * g};
+}
+
+// Valid rows of a tile.
+[[maybe_unused]] __attribute__((always_inline)) inline int tile_rows(const PackedHeader& h, int64_t tile) {
+  const int64_t left = h.rows - tile * kTileRows;
+  return left < kTileRows ? int(left) : kTileRows;
+}
+
+}  // namespace
+}  // namespace sluice::cpu

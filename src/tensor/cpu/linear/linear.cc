@@ -1,0 +1,94 @@
+// Which kernels run, and how a product is split over the team.
+#include "tensor/cpu/linear/linear.h"
+
+#include <algorithm>
+
+#include "tensor/cpu/linear/kernels.h"
+
+namespace sluice::cpu {
+namespace {
+
+struct Kernels {
+  QuantizeFn quantize;
+  TilesFn tiles;
+};
+
+// The list of what exists.
+constexpr Kernels kKernels[] = {
+    /* scalar      */ {quantize_scalar, tiles_scalar},
+    /* avx2        */ {quantize_avx2, tiles_avx2},
+    /* avx512_vnni */ {quantize_avx2, tiles_avx2},
+    /* amx         */ {quantize_avx2, tiles_avx2},
+};
+
+// Up to here every member quantizes all rows for itself, on its own stack: cheaper than a barrier.
+constexpr int64_t kOwnQuantRows = 1;
+constexpr size_t kOwnQuantBytes = 32 << 10;
+
+const PackedHeader& header_of(const Weight::Part& part) {
+  const auto& h = *part.data.as<const PackedHeader>();
+  CHECK(h.magic == PackedHeader::kMagic && h.rows == part.rows);
+  return h;
+}
+
+// Tiles [begin, end) of the weight, counted through its parts.
+void run_tiles(const LinearArgs& a, const Kernels& kernels, const QuantRows& xq, int64_t begin, int64_t end) {
+  int64_t first = 0;
+  for (const Weight::Part& part : a.w.parts) {
+    const PackedHeader& h = header_of(part);
+    const int64_t b = std::max<int64_t>(begin - first, 0), e = std::min(end - first, h.tiles);
+    first += h.tiles;
+    if (b >= e) continue;
+    Job job{};
+    job.header = &h;
+    job.tiles = part.data.as<const std::byte>() + kHeaderBytes;
+    job.xq = xq;
+    job.x = a.x.row<const float>(0);
+    job.x_stride = a.x.stride;
+    job.m = a.x.rows;
+    job.out = a.out.row<float>(0) + part.row_begin;
+    job.out_stride = a.out.stride;
+    job.bias = a.bias ? a.bias + part.row_begin : nullptr;
+    kernels.tiles(job, b, e);
+  }
+}
+
+}  // namespace
+
+size_t linear_scratch_bytes(Isa, int64_t max_rows, int64_t max_columns) {
+  return size_t(max_rows * quant_row_bytes(max_columns)) + 64;
+}
+
+void linear(Team& team, Isa isa, const LinearArgs& a, std::byte* scratch) {
+  CHECK(a.x.dtype == DType::f32 && a.out.dtype == DType::f32);
+  CHECK(a.x.cols == a.w.cols && a.out.cols == a.w.rows && a.x.rows == a.out.rows);
+  const int64_t m = a.x.rows;
+  if (m == 0) return;
+  const Kernels& kernels = kKernels[size_t(isa)];
+  int64_t tiles = 0;
+  bool integers = false;
+  for (const Weight::Part& part : a.w.parts) {
+    tiles += header_of(part).tiles;
+    integers |= !part.format.is_float();
+  }
+  const int64_t row_bytes = quant_row_bytes(a.w.cols);
+  const int64_t groups = (a.w.cols + kXGroup - 1) / kXGroup;
+  const auto aligned = (reinterpret_cast<uintptr_t>(scratch) + 63) / 64 * 64;
+  const QuantRows shared{reinterpret_cast<std::byte*>(aligned), row_bytes, groups};
+  const bool own = m <= kOwnQuantRows && size_t(m * row_bytes) <= kOwnQuantBytes;
+
+  team.run([&](int member, int size) {
+    alignas(64) std::byte stack[kOwnQuantBytes];
+    const QuantRows own_rows{stack, row_bytes, groups};
+    const float* x = a.x.row<const float>(0);
+    if (integers && own) {
+      kernels.quantize(x, a.x.stride, a.x.cols, own_rows, 0, m);
+    } else if (integers) {
+      kernels.quantize(x, a.x.stride, a.x.cols, shared, m * member / size, m * (member + 1) / size);
+      team.barrier();
+    }
+    run_tiles(a, kernels, own ? own_rows : shared, tiles * member / size, tiles * (member + 1) / size);
+  });
+}
+
+}  // namespace sluice::cpu
