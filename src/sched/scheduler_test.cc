@@ -1,0 +1,258 @@
+// What a plan looks like, case by case. Time is a number that the test sets.
+#include "sched/scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <memory>
+
+namespace sluice {
+namespace {
+
+Request wish(int prompt, int max_tokens) {
+  Request r;
+  r.prompt.assign(size_t(prompt), 5);
+  r.max_tokens = max_tokens;
+  return r;
+}
+
+class SchedulerTest : public testing::Test {
+ protected:
+  void make(Policy policy, int blocks, std::vector<int> windows = {0}, int max_length = 64) {
+    KvLayout layout{.block_tokens = 4,
+                    .windows = std::move(windows),
+                    .max_length = max_length,
+                    .max_step_tokens = policy.step_tokens};
+    scheduler = std::make_unique<Scheduler>(policy, layout, blocks);
+  }
+  Sequence* add(int prompt, int max_tokens, TimeNs deadline = 0) {
+    Request r = wish(prompt, max_tokens);
+    r.deadline = deadline;
+    Sequence* s = &sequences.emplace_back(std::move(r));
+    EXPECT_TRUE(scheduler->add(s));
+    return s;
+  }
+  // Plans a step; it stays in flight until land().
+  const StepPlan& plan(TimeNs now = 1) {
+    StepPlan& p = flying.emplace_back();
+    p.reserve(64, 64);
+    scheduler->plan(now, p);
+    return p;
+  }
+  void land(TimeNs now = 1) {
+    for (const PlanEntry& e : flying.front().entries) {
+      Sequence* s = e.sequence;
+      const bool last = e.samples && s->generated() + 1 == s->request.max_tokens;
+      const bool done = s->request.max_tokens == 0 && e.first + e.count == s->prompt_tokens;
+      scheduler->land(e, e.samples ? 7 : -1, last || done ? FinishReason::length : FinishReason::none, now);
+    }
+    flying.pop_front();
+  }
+  static const PlanEntry* entry(const StepPlan& p, const Sequence* s) {
+    for (const PlanEntry& e : p.entries)
+      if (e.sequence == s) return &e;
+    return nullptr;
+  }
+
+  std::deque<Sequence> sequences;
+  std::deque<StepPlan> flying;
+  std::unique_ptr<Scheduler> scheduler;
+};
+
+TEST_F(SchedulerTest, APromptIsCutByTheBudgetAndSamplesAtItsEnd) {
+  make({.max_running = 4, .step_tokens = 8}, 64);
+  Sequence* a = add(20, 2);
+  const PlanEntry* e = entry(plan(), a);
+  ASSERT_TRUE(e);
+  EXPECT_EQ(e->first, 0);
+  EXPECT_EQ(e->count, 8);
+  EXPECT_FALSE(e->samples);
+  e = entry(plan(), a);  // while the first chunk is in flight
+  ASSERT_TRUE(e);
+  EXPECT_EQ(e->first, 8);
+  land();
+  e = entry(plan(), a);
+  ASSERT_TRUE(e);
+  EXPECT_EQ(e->first, 16);
+  EXPECT_EQ(e->count, 4);
+  EXPECT_TRUE(e->samples);
+}
+
+TEST_F(SchedulerTest, TheNextTokenIsPlannedWhileItsPredecessorIsInFlight) {
+  make({.max_running = 4, .step_tokens = 8}, 64);
+  Sequence* a = add(3, 3);
+  EXPECT_TRUE(entry(plan(), a)->samples);
+  const PlanEntry* e = entry(plan(), a);
+  ASSERT_TRUE(e);
+  EXPECT_EQ(e->first, 3);
+  EXPECT_EQ(e->count, 1);
+  land();
+  e = entry(plan(), a);
+  ASSERT_TRUE(e);
+  EXPECT_EQ(e->first, 4);
+  land();
+  EXPECT_TRUE(plan().empty()) << "its end is known: three tokens are sampled or in flight";
+  land();
+  EXPECT_TRUE(a->gone());
+  EXPECT_EQ(a->generated(), 3);
+  EXPECT_EQ(scheduler->blocks().used(), 0);
+}
+
+TEST_F(SchedulerTest, HostStateIsPlannedOnlyWithNothingSampledInFlight) {
+  make({.max_running = 4, .step_tokens = 8}, 64);
+  Sequence* a = add(12, 3);
+  a->needs_host_state = true;
+  plan();
+  EXPECT_TRUE(entry(plan(), a)) << "chunks of a prompt may overlap";
+  EXPECT_FALSE(entry(plan(), a));
+  land();
+  land();
+  land();
+  EXPECT_TRUE(entry(plan(), a));
+}
+
+TEST_F(SchedulerTest, OneTokenComesBeforeALongPrompt) {
+  make({.max_running = 4, .step_tokens = 8}, 64);
+  Sequence* a = add(40, 4);
+  plan();
+  land();
+  Sequence* b = add(3, 4);
+  for (int i = 0; i < 3; ++i) plan(), land();
+  // a still has prompt left; whatever b needs, a never starves and b is not behind it.
+  while (a->generated() == 0) plan(), land();
+  Sequence* c = add(30, 1);
+  const StepPlan& p = plan();
+  ASSERT_TRUE(entry(p, a));
+  EXPECT_EQ(entry(p, a)->count, 1);
+  ASSERT_TRUE(entry(p, c));
+  EXPECT_EQ(p.tokens, 8);
+  EXPECT_TRUE(b->generated() > 0 || entry(p, b));
+}
+
+TEST_F(SchedulerTest, ZeroTokensWantedMeansThePromptOnly) {
+  make({.max_running = 4, .step_tokens = 8}, 64);
+  Sequence* a = add(8, 0);
+  const StepPlan& p = plan();
+  EXPECT_FALSE(entry(p, a)->samples);
+  EXPECT_TRUE(plan().empty());
+  land();
+  land();
+  EXPECT_TRUE(a->gone());
+  EXPECT_EQ(a->finish, FinishReason::length);
+}
+
+TEST_F(SchedulerTest, TheQueueRefusesBeyondItsBound) {
+  make({.max_running = 1, .step_tokens = 8, .max_queue = 2}, 64);
+  add(3, 3);
+  add(3, 3);
+  Sequence refused(wish(3, 3));
+  EXPECT_FALSE(scheduler->has_room());
+  EXPECT_FALSE(scheduler->add(&refused));
+  plan();  // admits one
+  EXPECT_TRUE(scheduler->add(&refused));
+}
+
+TEST_F(SchedulerTest, SlotsThenBlocksThenBudgetStopAdmission) {
+  make({.max_running = 2, .step_tokens = 8}, 64);
+  add(2, 2), add(2, 2), add(2, 2);
+  EXPECT_EQ(plan().stopped_by, AdmissionStop::slots);
+  make({.max_running = 4, .step_tokens = 16}, 64);
+  flying.clear();
+  add(16, 40), add(40, 2), add(2, 2);
+  EXPECT_EQ(plan().stopped_by, AdmissionStop::budget);
+  make({.max_running = 4, .step_tokens = 32}, 16);
+  flying.clear();
+  add(16, 40), add(48, 2);
+  EXPECT_EQ(plan().stopped_by, AdmissionStop::blocks)
+      << "48 tokens need 12 blocks; 12 are free, one is promised";
+}
+
+TEST_F(SchedulerTest, TheNewestGivesWayAndResumesWhereItWas) {
+  make({.max_running = 2, .step_tokens = 32, .min_progress = 1}, 16);
+  Sequence* a = add(24, 40);
+  Sequence* b = add(20, 40);
+  int preempted = 0;
+  while (!a->gone()) {
+    preempted += plan().preempted;
+    land();
+    ASSERT_LE(scheduler->blocks().used(), 16);
+  }
+  EXPECT_GE(preempted, 1);
+  EXPECT_EQ(a->preemptions, 0);
+  EXPECT_GE(b->preemptions, 1);
+  while (!b->gone()) plan(), land();
+  EXPECT_EQ(b->generated(), 40);
+  EXPECT_EQ(scheduler->blocks().used(), 0);
+}
+
+TEST_F(SchedulerTest, AVictimInFlightLeavesWhenItLands) {
+  make({.max_running = 2, .step_tokens = 32, .min_progress = 1}, 17);
+  Sequence* a = add(24, 40);
+  Sequence* b = add(20, 40);
+  plan();
+  while (plan().preempted == 0) land();
+  ASSERT_EQ(flying.size(), 2u);
+  ASSERT_EQ(b->state, SequenceState::leaving);
+  const int generated = b->generated();
+  ASSERT_TRUE(entry(flying.front(), b));
+  EXPECT_FALSE(entry(flying.back(), b));
+  EXPECT_FALSE(entry(flying.back(), a)) << "the needy waits until the victim has landed";
+  land();
+  EXPECT_EQ(b->state, SequenceState::waiting);
+  EXPECT_EQ(b->generated(), generated + 1) << "what it had in flight counts";
+  EXPECT_TRUE(entry(plan(), a));
+}
+
+TEST_F(SchedulerTest, ASlowClientGivesUpItsBlocksFirst) {
+  make({.max_running = 3, .step_tokens = 32}, 16);
+  Sequence* a = add(24, 40);
+  Sequence* b = add(20, 40);
+  plan();
+  land();
+  a->paused = true;
+  EXPECT_FALSE(entry(plan(), a));
+  land();
+  while (a->state != SequenceState::waiting) plan(), land();
+  EXPECT_EQ(b->preemptions, 0);
+  while (!b->gone()) plan(), land();
+  EXPECT_TRUE(plan().empty());
+  EXPECT_EQ(flying.back().stopped_by, AdmissionStop::slow_client);
+  a->paused = false;
+  EXPECT_TRUE(entry(plan(), a));
+}
+
+TEST_F(SchedulerTest, DeadlinesEndWhatWaitsAndWhatRuns) {
+  make({.max_running = 1, .step_tokens = 32}, 16);
+  Sequence* a = add(4, 40, 100);
+  Sequence* b = add(4, 40, 50);
+  Sequence* c = add(4, 1, 0);
+  EXPECT_TRUE(plan(10).expired.empty());
+  EXPECT_EQ(plan(60).expired, std::vector<Sequence*>{b});
+  EXPECT_TRUE(b->gone());
+  EXPECT_EQ(plan(100).expired, std::vector<Sequence*>{a});
+  EXPECT_EQ(a->finish, FinishReason::deadline);
+  EXPECT_FALSE(a->gone()) << "two steps in flight use its blocks";
+  land(), land(), land();
+  EXPECT_TRUE(a->gone());
+  EXPECT_TRUE(entry(plan(101), c));
+}
+
+TEST_F(SchedulerTest, CancellingFreesAtOnceOrWithTheStepInFlight) {
+  make({.max_running = 2, .step_tokens = 32}, 16);
+  Sequence* a = add(4, 40);
+  plan();
+  scheduler->end(a, FinishReason::cancelled);
+  EXPECT_FALSE(a->gone());
+  EXPECT_TRUE(plan().empty());
+  land();
+  EXPECT_TRUE(a->gone());
+  EXPECT_EQ(a->generated(), 0) << "the result of a step that was in flight is thrown away";
+  EXPECT_EQ(scheduler->blocks().used(), 0);
+  Sequence* b = add(4, 40);
+  scheduler->end(b, FinishReason::cancelled);
+  EXPECT_TRUE(b->gone());
+  EXPECT_TRUE(scheduler->idle());
+}
+
+}  // namespace
+}  // namespace sluice

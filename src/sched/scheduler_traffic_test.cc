@@ -1,0 +1,218 @@
+// Random traffic through a fake executor, two steps in flight, with little memory: every request ends, nothing
+// leaks, no step exceeds its budget, nobody is overtaken. The invariants are checked at every step.
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <memory>
+#include <random>
+#include <set>
+
+#include "sched/scheduler.h"
+
+namespace sluice {
+namespace {
+
+struct Traffic {
+  uint32_t seed = 0;
+  int requests = 60;
+  int blocks = 0;  // beyond what one sequence alone needs
+  std::vector<int> windows = {0};
+  Policy policy;
+  int max_length = 96;
+  double cancel_share = 0.1, pause_share = 0.05, deadline_share = 0.1, host_state_share = 0.2;
+};
+
+class Simulation {
+ public:
+  explicit Simulation(const Traffic& t) : traffic_(t), random_(t.seed) {
+    layout_ = {.block_tokens = 4,
+               .windows = t.windows,
+               .max_length = t.max_length,
+               .max_step_tokens = t.policy.step_tokens};
+    scheduler_ = std::make_unique<Scheduler>(t.policy, layout_, layout_.peak_blocks(t.max_length) + t.blocks);
+  }
+
+  void run() {
+    const int limit = 200000;
+    while (finished_ + refused_ < traffic_.requests && now_ < limit) {
+      ++now_;
+      arrive();
+      disturb();
+      if (flying_.size() < 2) {
+        auto plan = std::make_unique<StepPlan>();
+        plan->reserve(traffic_.policy.max_running, traffic_.policy.max_queue);
+        scheduler_->plan(now_, *plan);
+        check_plan(*plan);
+        for (Sequence* s : plan->expired) ended(s);
+        if (!plan->empty()) flying_.push_back(std::move(plan));
+      }
+      if (flying_.size() == 2 || (!flying_.empty() && chance(0.3))) land();
+      check_blocks();
+      if (testing::Test::HasFatalFailure()) return;
+    }
+    while (!flying_.empty()) land();
+    ASSERT_LT(now_, limit) << "requests were left unfinished";
+    EXPECT_TRUE(scheduler_->idle());
+    EXPECT_EQ(scheduler_->blocks().used(), 0);
+    EXPECT_EQ(started_, finished_);
+    for (const auto& s : sequences_) EXPECT_TRUE(s->gone());
+  }
+
+  int preemptions() const {
+    int n = 0;
+    for (const auto& s : sequences_) n += s->preemptions;
+    return n;
+  }
+  int64_t computed_tokens() const { return computed_tokens_; }
+  int64_t needed_tokens() const {
+    int64_t n = 0;
+    for (const auto& s : sequences_) n += int64_t(s->ids.size());
+    return n;
+  }
+
+ private:
+  bool chance(double p) { return double(random_()) / 4294967296.0 < p; }
+  int between(int a, int b) { return a + int(random_() % uint32_t(b - a + 1)); }
+
+  void arrive() {
+    if (arrived_ == traffic_.requests || !chance(0.3)) return;
+    ++arrived_;
+    Request r;
+    const int prompt = between(1, traffic_.max_length - 1);
+    r.prompt.assign(size_t(prompt), 3);
+    r.max_tokens = between(0, traffic_.max_length - prompt);
+    if (chance(traffic_.deadline_share)) r.deadline = now_ + between(1, 200);
+    auto s = std::make_unique<Sequence>(std::move(r));
+    s->needs_host_state = chance(traffic_.host_state_share);
+    if (!scheduler_->add(s.get())) {
+      ++refused_;
+      return;
+    }
+    ++started_;
+    sequences_.push_back(std::move(s));
+  }
+
+  void disturb() {
+    for (auto& s : sequences_) {
+      if (s->ended()) continue;
+      if (s->paused ? chance(0.1) : s->generated() > 0 && chance(traffic_.pause_share / 10))
+        s->paused = !s->paused;
+      if (chance(traffic_.cancel_share / 40)) {
+        scheduler_->end(s.get(), FinishReason::cancelled);
+        ended(s.get());
+      }
+    }
+  }
+
+  void ended(Sequence* s) {
+    ASSERT_TRUE(s->ended());
+    ++finished_;
+  }
+
+  void check_plan(const StepPlan& plan) {
+    int tokens = 0;
+    std::set<const Sequence*> seen;
+    for (const PlanEntry& e : plan.entries) {
+      const Sequence* s = e.sequence;
+      ASSERT_TRUE(seen.insert(s).second) << "a sequence is twice in one step";
+      ASSERT_FALSE(s->ended());
+      ASSERT_GT(e.count, 0);
+      ASSERT_EQ(e.first + e.count, s->planned);
+      ASSERT_FALSE(s->needs_host_state && e.samples && s->samples_in_flight > 1);
+      tokens += e.count;
+      computed_tokens_ += e.count;
+      if (s->admitted_at == now_ && s->preemptions == 0 && e.first == 0) {
+        ASSERT_GT(s->order, last_admitted_) << "a later request was admitted first";
+        last_admitted_ = s->order;
+      }
+      for (int g = 0; g < layout_.groups(); ++g) {
+        const int window = layout_.windows[size_t(g)];
+        const int from = window ? std::max(0, e.first - window + 1) : 0;
+        for (int p = from; p < s->planned; ++p)
+          ASSERT_NE(s->table->row(g)[size_t(p / 4)], kNoBlock) << "position " << p << " has no block";
+      }
+    }
+    ASSERT_EQ(tokens, plan.tokens);
+    ASSERT_LE(tokens, traffic_.policy.step_tokens);
+    ASSERT_LE(int(scheduler_->running().size()), traffic_.policy.max_running);
+  }
+
+  void land() {
+    auto plan = std::move(flying_.front());
+    flying_.pop_front();
+    for (const PlanEntry& e : plan->entries) {
+      Sequence* s = e.sequence;
+      const bool was_ended = s->ended();
+      const bool last = e.samples && s->generated() + 1 >= s->request.max_tokens;
+      const bool prompt_done = s->request.max_tokens == 0 && e.first + e.count == s->prompt_tokens;
+      const FinishReason end = last || prompt_done         ? FinishReason::length
+                               : e.samples && chance(0.03) ? FinishReason::stop
+                                                           : FinishReason::none;
+      scheduler_->land(e, e.samples ? 7 : -1, end, now_);
+      if (!was_ended && s->ended()) ended(s);
+    }
+  }
+
+  void check_blocks() {
+    std::set<BlockId> owned;
+    int held = 0;
+    for (const Sequence* s : scheduler_->running()) {
+      ASSERT_NE(s->table, nullptr);
+      held += s->table->held();
+      for (int g = 0; g < layout_.groups(); ++g)
+        for (BlockId b : s->table->row(g))
+          ASSERT_TRUE(b == kNoBlock || owned.insert(b).second) << "a block with two owners";
+    }
+    ASSERT_EQ(int(owned.size()), held);
+    ASSERT_EQ(scheduler_->blocks().used(), held);
+  }
+
+  const Traffic traffic_;
+  std::mt19937 random_;
+  KvLayout layout_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::deque<std::unique_ptr<Sequence>> sequences_;
+  std::deque<std::unique_ptr<StepPlan>> flying_;
+  TimeNs now_ = 0;
+  int arrived_ = 0, started_ = 0, finished_ = 0, refused_ = 0;
+  int64_t computed_tokens_ = 0;
+  uint64_t last_admitted_ = 0;
+};
+
+TEST(SchedulerTraffic, EveryRequestEndsAndNothingLeaks) {
+  int preemptions = 0;
+  for (uint32_t seed = 1; seed <= 150; ++seed) {
+    Traffic t;
+    t.seed = seed;
+    t.policy = {
+        .max_running = int(1 + seed % 9), .step_tokens = int(9 + seed % 50), .max_queue = int(2 + seed % 30)};
+    t.blocks = int(seed % 16);
+    if (seed % 3 == 1) t.windows = {0, 10};
+    if (seed % 3 == 2) t.windows = {7, 0, 30};
+    Simulation run(t);
+    run.run();
+    ASSERT_FALSE(testing::Test::HasFatalFailure()) << "seed " << seed;
+    preemptions += run.preemptions();
+  }
+  EXPECT_GT(preemptions, 100) << "the pool was never under pressure";
+}
+
+// Everything arrives at once, memory for about two; all must get through without computing the same again and
+// again.
+TEST(SchedulerTraffic, PressureDoesNotThrash) {
+  for (uint32_t seed = 1; seed <= 20; ++seed) {
+    Traffic t;
+    t.seed = seed;
+    t.requests = 40;
+    t.policy = {.max_running = 16, .step_tokens = 32, .max_queue = 64};
+    t.blocks = 24;
+    t.cancel_share = t.pause_share = t.deadline_share = 0;
+    Simulation run(t);
+    run.run();
+    ASSERT_FALSE(testing::Test::HasFatalFailure()) << "seed " << seed;
+    EXPECT_LT(run.computed_tokens(), run.needed_tokens() * 2) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,71 @@
+// One request's progress. The engine's thread owns it once it has been added to the scheduler.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/clock.h"
+#include "kv/block_table.h"
+#include "sched/request.h"
+
+namespace sluice {
+
+enum class SequenceState : uint8_t {
+  waiting,  // in the queue; holds nothing
+  running,  // has a slot and a table
+  leaving,  // will be preempted as soon as nothing of it is in flight
+  ended,    // planned no more; holds its slot and blocks only while a step in flight uses them
+};
+
+struct Sequence {
+  // Made on the client's thread, so that everything is allocated there: `ids` has room for all tokens to come.
+  explicit Sequence(Request wish) : request(std::move(wish)), prompt_tokens(int(request.prompt.size())) {
+    ids.reserve(request.prompt.size() + size_t(request.max_tokens));
+    ids.assign(request.prompt.begin(), request.prompt.end());
+    request.prompt = {};  // they live in `ids` from here on
+  }
+
+  Request request;
+  std::vector<int32_t> ids;  // prompt, then generated
+  int prompt_tokens = 0;
+
+  // Its next step needs what the last one sampled, on the host (penalties over its history): nothing sampled
+  // may then be in flight while it is planned. Set before it is added.
+  bool needs_host_state = false;
+  // Its client reads too slowly: it is not planned, and is the first to give up its blocks. Set between plans.
+  bool paused = false;
+
+  // From here on written by Scheduler alone.
+  SequenceState state = SequenceState::waiting;
+  FinishReason finish = FinishReason::none;
+  uint64_t order = 0;           // of arrival; the older has the right of way
+  int slot = -1;                // 0 .. max_running - 1 while it holds one
+  BlockTable* table = nullptr;  // the slot's
+  int computed = 0;             // tokens whose keys and values have landed in the cache
+  int planned = 0;              // computed or in flight
+  int steps_in_flight = 0;
+  int samples_in_flight = 0;  // of those steps, the ones that sample a token of it
+  int resumed_length = 0;     // ids.size() when it was last admitted
+  int preemptions = 0;
+  TimeNs admitted_at = 0;   // first admission
+  TimeNs preempted_at = 0;  // the last time
+  TimeNs preempted_ns = 0;  // spent in the queue again
+
+  int generated() const { return int(ids.size()) - prompt_tokens; }
+  bool ended() const { return state == SequenceState::ended; }
+  // Ended, and no step in flight knows it: may be deleted.
+  bool gone() const { return ended() && steps_in_flight == 0; }
+
+  // Tokens that exist by the time the next step runs and are not yet computed or in flight. After a preemption
+  // that is the prompt and everything generated: recomputing is not a case of its own.
+  int wanted() const {
+    if (request.max_tokens == 0) return prompt_tokens - planned;
+    if (generated() + samples_in_flight >= request.max_tokens) return 0;  // its end is known already
+    return int(ids.size()) + samples_in_flight - planned;
+  }
+  bool plannable() const {
+    return state == SequenceState::running && !paused && !(needs_host_state && samples_in_flight > 0);
+  }
+};
+
+}  // namespace sluice
