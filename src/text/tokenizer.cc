@@ -59,6 +59,8 @@ std::string_view spaces_escaped(std::string_view text, std::string& buffer) {
   return buffer;
 }
 
+bool ends_with_mark(std::string_view text) { return text.ends_with(kSpaceMark); }
+
 std::string spaces_unescaped(std::string_view text) {
   std::string out;
   for (size_t at = 0; at < text.size();) {
@@ -160,8 +162,10 @@ class Tokenizer::Impl {
   SpacePrefix space_prefix_ = SpacePrefix::kAlways;
   bool prefix_unless_present_ = false, escape_spaces_ = true, byte_fallback_ = true, fuse_unknown_ = false;
   bool ignore_merges_ = false;
-  // No token has a space mark after another character, so a word may be cut before each mark.
-  bool spaces_lead_ = true;
+  // Bytes that some token has right before a space mark. A word may be cut before a mark that follows any other
+  // byte: no token reaches across. (Gemma's 262,144 tokens hold a single such case, ">▁</"; the cut makes prose
+  // 8x faster.)
+  std::array<bool, 256> joins_before_mark_{};
   // Whether merging the text of a token ends in that token: 0 not known, 1 yes, 2 no. Asking this first turns
   // most words into one hash probe. Filled as words come by, since trying 262,144 tokens at load took 0.2 s;
   // every thread would write the same value, so relaxed order is enough and the tokenizer stays immutable to
@@ -176,14 +180,19 @@ void Tokenizer::Impl::build_texts(const VocabularyData& d) {
   texts_.reserve(n, bytes);
   pieces_.reserve(n, bytes);
   std::string raw;
+  std::vector<int32_t> unreachable;  // ascending
   for (size_t i = 0; i < n; ++i) {
     const std::string& token = d.tokens[i];
     const TokenType type = types_[i];
     const bool plain = type == TokenType::kControl || type == TokenType::kUnknown;
     if (byte_level()) {
-      if (plain || type == TokenType::kUserDefined || !bytes_from_alphabet(token, raw)) raw = token;
-      texts_.add(raw);
-      pieces_.add(raw);
+      // Added tokens are spelled as plain text. A normal token outside the alphabet is nothing merging can
+      // reach, and its text may be the bytes of another token.
+      const bool spelled = bytes_from_alphabet(token, raw);
+      const bool as_text = plain || type == TokenType::kUserDefined || !spelled;
+      if (!spelled || (as_text && raw != token)) unreachable.push_back(int32_t(i));
+      texts_.add(as_text ? token : raw);
+      pieces_.add(as_text ? token : raw);
       continue;
     }
     texts_.add(token);
@@ -204,12 +213,13 @@ void Tokenizer::Impl::build_texts(const VocabularyData& d) {
     if (special) specials_.add(int32_t(i), text, type != TokenType::kUserDefined);
     if (type == TokenType::kControl || type == TokenType::kUnknown || type == TokenType::kByte || text.empty())
       continue;
+    if (std::binary_search(unreachable.begin(), unreachable.end(), int32_t(i))) continue;
     table_.insert(int32_t(i));
     max_token_bytes_ = std::max(max_token_bytes_, text.size());
-    if (!byte_level() && spaces_lead_) {
-      const size_t last = text.rfind(kSpaceMark);
-      // The mark must be preceded by marks alone.
-      spaces_lead_ = last == text.npos || last == 0 || text.find_first_not_of(kSpaceMark) > last;
+    if (!byte_level()) {
+      for (size_t mark = text.find(kSpaceMark, 1); mark != text.npos; mark = text.find(kSpaceMark, mark + 1)) {
+        if (!ends_with_mark(text.substr(0, mark))) joins_before_mark_[uint8_t(text[mark - 1])] = true;
+      }
     }
     if (kind_ == VocabularyKind::kUnigram) {
       unigram_.add(text, int32_t(i), d.scores[i], type == TokenType::kUserDefined);
@@ -383,13 +393,11 @@ void Tokenizer::Impl::encode_marked(std::string_view text, Scratch& s, std::vect
     for (const TextSpan& span : s.spans) encode_word(text.substr(span.begin, span.end - span.begin), s, out);
     return;
   }
-  if (!spaces_lead_ || !escape_spaces_) {
-    encode_word(text, s, out);
-    return;
-  }
   size_t begin = 0;
   for (size_t mark = text.find(kSpaceMark); mark != text.npos; mark = text.find(kSpaceMark, mark)) {
-    if (mark > begin && text.substr(0, mark).substr(mark >= 3 ? mark - 3 : 0) != kSpaceMark) {
+    const bool cut =
+        mark > begin && !joins_before_mark_[uint8_t(text[mark - 1])] && !ends_with_mark(text.substr(0, mark));
+    if (cut) {
       encode_word(text.substr(begin, mark - begin), s, out);
       begin = mark;
     }
