@@ -1,0 +1,203 @@
+#include "tensor/cpu/attention/attention.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace sluice::cpu {
+namespace {
+
+constexpr size_t kMaxPlans = 4;  // different windows in one model
+// Room for partials at most: enough for all that a step splits except on very wide machines with long contexts,
+// where some tiles then stay whole.
+constexpr int64_t kMaxPartialBytes = 64 << 20;
+// Below this much work a thread is quicker alone than with a team to wake (about 2 µs).
+constexpr int64_t kAloneCost = 100'000;
+
+float* align(float* p) {
+  return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(p) + 63) & ~uintptr_t(63));
+}
+
+}  // namespace
+
+PageLayout::PageLayout(const KvGeometry& g)
+    : page_bytes(size_t(padded_head(g.head_dim)) * kPageTokens * 2 * sizeof(uint16_t)),
+      pages_per_block(g.block_tokens / kPageTokens),
+      kv_heads(g.kv_heads),
+      padded(padded_head(g.head_dim)) {
+  CHECK(g.block_tokens % kPageTokens == 0 && g.dtype == DType::f16, "a cache this backend cannot hold");
+}
+
+// Scratch of one thread.
+struct Attention::Member {
+  explicit Member(int head_dim) {
+    const size_t padded = size_t(padded_head(head_dim));
+    memory.resize(kTileRows * (3 * padded + kChunkTokens) + 4 * kTileRows + 16 * 8);
+    float* p = align(memory.data());
+    const auto take = [&p](size_t n) { return std::exchange(p, align(p + n)); };
+    scratch = {take(kTileRows * padded), take(kTileRows * size_t(kChunkTokens))};
+    next = {take(kTileRows), take(kTileRows), take(kTileRows * padded)};
+    state = {take(kTileRows), take(kTileRows), take(kTileRows * padded)};
+  }
+  std::vector<float> memory;
+  TileScratch scratch;
+  TileState next, state;
+  const float* q_rows[kTileRows];
+  float* out_rows[kTileRows];
+  int32_t positions[kTileRows];
+  int32_t begin[kTileRows], end[kTileRows];
+};
+
+Attention::Attention(Team& team, Isa isa) : team_(team), kernels_(chunk_kernels(isa)), plans_(kMaxPlans) {}
+Attention::~Attention() = default;
+
+void Attention::reserve(int max_tokens, int max_heads, int head_dim, int max_context) {
+  head_dim_ = head_dim;
+  const size_t padded = size_t(padded_head(head_dim));
+  members_.clear();
+  for (int i = 0; i < team_.size(); ++i) members_.push_back(std::make_unique<Member>(head_dim));
+  // A tile holds at least one row, so there are never more tiles than rows times heads.
+  max_tiles_ = max_tokens * max_heads;
+  chunks_left_ = std::make_unique<std::atomic<int32_t>[]>(size_t(max_tiles_));
+  const int64_t chunks = max_context / kChunkTokens + 1;
+  const int64_t useful = int64_t(team_.size()) * 4 * kTileRows * chunks;  // split tiles are larger than a piece
+  max_partial_rows_ = std::min<int64_t>(useful, kMaxPartialBytes / int64_t(padded * sizeof(float)));
+  if (team_.size() == 1) max_partial_rows_ = 0;
+  partial_acc_.resize(size_t(max_partial_rows_) * padded + 16);
+  partial_max_.resize(size_t(max_partial_rows_));
+  partial_sum_.resize(size_t(max_partial_rows_));
+  for (CachedPlan& p : plans_) {
+    p.plan.tiles.reserve(size_t(max_tiles_));
+    p.plan.items.reserve(size_t(max_tiles_ + max_partial_rows_));
+  }
+  begin_step();
+}
+
+void Attention::begin_step() { plans_used_ = 0; }
+
+const Plan& Attention::plan_for(const AttentionArgs& a) {
+  const int kv_heads = a.geometry.kv_heads;
+  for (size_t i = 0; i < plans_used_; ++i) {
+    const CachedPlan& p = plans_[i];
+    if (p.window == a.window && p.heads == a.heads && p.kv_heads == kv_heads) return p.plan;
+  }
+  if (plans_used_ == plans_.size()) plans_used_ = 0;
+  CachedPlan& p = plans_[plans_used_++];
+  p.window = a.window;
+  p.heads = a.heads;
+  p.kv_heads = kv_heads;
+  plan_attention({a.batch.sequences, a.batch.row_starts, a.batch.positions, a.heads / kv_heads, kv_heads,
+                  a.window, team_.size(), max_partial_rows_},
+                 p.plan);
+  CHECK(p.plan.tiles.size() <= size_t(max_tiles_), "more rows or heads than reserved");
+  return p.plan;
+}
+
+void Attention::run(const AttentionArgs& a) {
+  CHECK(a.geometry.head_dim <= head_dim_ && a.heads % a.geometry.kv_heads == 0);
+  const Plan& plan = plan_for(a);
+  for (size_t i = 0; i < plan.tiles.size(); ++i) {
+    const Tile& t = plan.tiles[i];
+    if (t.first_partial >= 0) chunks_left_[i].store(t.chunk_end - t.chunk_begin, std::memory_order_relaxed);
+  }
+  next_item_.store(0, std::memory_order_relaxed);
+  if (plan.cost * a.geometry.head_dim < kAloneCost || plan.items.size() == 1) return run_items(a, plan, 0);
+  team_.run([&](int member, int) { run_items(a, plan, member); });
+}
+
+void Attention::run_items(const AttentionArgs& a, const Plan& plan, int member) {
+  Member& m = *members_[size_t(member)];
+  const int items = int(plan.items.size());
+  for (int i; (i = next_item_.fetch_add(1, std::memory_order_relaxed)) < items;) {
+    const Item& item = plan.items[size_t(i)];
+    const Tile& tile = plan.tiles[size_t(item.tile)];
+    if (tile.first_partial < 0) {
+      run_whole(a, tile, item, m);
+      continue;
+    }
+    run_split(a, tile, item, m);
+    if (chunks_left_[item.tile].fetch_sub(1, std::memory_order_acq_rel) == 1) join(a, tile, m);
+  }
+}
+
+// Pointers to the tile's rows of q and out, and their positions.
+void Attention::gather_rows(const AttentionArgs& a, const Tile& tile, Member& m) {
+  const int group = a.heads / a.geometry.kv_heads;
+  const int row0 = a.batch.row_starts[tile.sequence];
+  for (int i = 0; i < tile.rows; ++i) {
+    const int row = row0 + (tile.row_begin + i) / group;
+    const int head = tile.kv_head * group + (tile.row_begin + i) % group;
+    m.q_rows[i] = a.q.row<float>(row) + int64_t(head) * a.geometry.head_dim;
+    m.out_rows[i] = a.out.row<float>(row) + int64_t(head) * a.geometry.head_dim;
+    m.positions[i] = a.batch.positions[row];
+  }
+}
+
+void Attention::run_chunk(const AttentionArgs& a, const Tile& tile, int chunk, Member& m,
+                          const TileState& out) {
+  const int first_token = chunk * kChunkTokens;
+  int begin = kChunkTokens, end = 0;  // tokens of this chunk that any row sees
+  for (int i = 0; i < tile.rows; ++i) {
+    m.begin[i] = std::max(0, first_seen(m.positions[i], a.window) - first_token);
+    m.end[i] = std::min(kChunkTokens, m.positions[i] + 1 - first_token);
+    if (m.begin[i] >= m.end[i]) continue;
+    begin = std::min(begin, m.begin[i]);
+    end = std::max(end, m.end[i]);
+  }
+  ChunkArgs c{};
+  c.scratch = m.scratch;
+  c.rows = tile.rows;
+  c.head_dim = a.geometry.head_dim;
+  c.softcap = a.softcap;
+  c.page_begin = begin / kPageTokens;
+  c.page_end = std::max(c.page_begin, (end + kPageTokens - 1) / kPageTokens);
+  c.begin = m.begin;
+  c.end = m.end;
+  c.out = out;
+  const PageLayout layout(a.geometry);
+  const int32_t* table = a.batch.tables[a.kv.group] + int64_t(tile.sequence) * a.batch.table_stride;
+  for (int p = c.page_begin; p < c.page_end; ++p) {
+    const int page = chunk * kChunkPages + p;
+    const int32_t block = table[page / layout.pages_per_block];
+    CHECK(block >= 0, "attention reached a block behind the window");
+    uint16_t* keys = layout.keys(a.kv, block, page % layout.pages_per_block, tile.kv_head);
+    c.keys[p] = keys;
+    c.values[p] = layout.values(keys);
+  }
+  kernels_.chunk(c);
+}
+
+void Attention::run_whole(const AttentionArgs& a, const Tile& tile, const Item& item, Member& m) {
+  const int head_dim = a.geometry.head_dim;
+  gather_rows(a, tile, m);
+  kernels_.pack_q(m.q_rows, tile.rows, head_dim, a.scale, m.scratch.q);
+  run_chunk(a, tile, item.chunk_begin, m, m.state);
+  for (int c = item.chunk_begin + 1; c < item.chunk_end; ++c) {
+    run_chunk(a, tile, c, m, m.next);
+    kernels_.fold(m.state, m.next, tile.rows, head_dim);
+  }
+  kernels_.finish(m.state, tile.rows, head_dim, m.out_rows);
+}
+
+TileState Attention::partial(const Tile& tile, int chunk) {
+  const size_t row = size_t(tile.first_partial) + size_t(chunk - tile.chunk_begin) * size_t(tile.rows);
+  return {partial_max_.data() + row, partial_sum_.data() + row,
+          partial_acc_.data() + row * size_t(padded_head(head_dim_))};
+}
+
+void Attention::run_split(const AttentionArgs& a, const Tile& tile, const Item& item, Member& m) {
+  gather_rows(a, tile, m);
+  kernels_.pack_q(m.q_rows, tile.rows, a.geometry.head_dim, a.scale, m.scratch.q);
+  for (int c = item.chunk_begin; c < item.chunk_end; ++c) run_chunk(a, tile, c, m, partial(tile, c));
+}
+
+void Attention::join(const AttentionArgs& a, const Tile& tile, Member& m) {
+  const int head_dim = a.geometry.head_dim;
+  gather_rows(a, tile, m);
+  const TileState state = partial(tile, tile.chunk_begin);
+  for (int c = tile.chunk_begin + 1; c < tile.chunk_end; ++c) {
+    kernels_.fold(state, partial(tile, c), tile.rows, head_dim);
+  }
+  kernels_.finish(state, tile.rows, head_dim, m.out_rows);
+}
+
+}  // namespace sluice::cpu

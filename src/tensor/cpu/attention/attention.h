@@ -1,0 +1,74 @@
+// Causal attention over the paged cache, on the team. Owner: the CPU backend; used by its one executor thread.
+//
+// Work: plan.h cuts the step into tiles (rows of one sequence that read one kv head) and, where there are few
+// of them, into chunks of kChunkTokens. Whoever ends the last chunk of a tile joins its partials, always in the
+// order of chunks. A row's result does not depend on the cut: see chunk_kernel.h.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "tensor/backend.h"
+#include "tensor/cpu/attention/chunk_kernel.h"
+#include "tensor/cpu/attention/plan.h"
+#include "tensor/cpu/team.h"
+
+namespace sluice::cpu {
+
+// Where keys and values lie in a block: pages of kPageTokens tokens, [layer][page][kv head] of {K [D][16], V
+// [16][padded D]}, half precision. K is padded to the size of V.
+struct PageLayout {
+  size_t page_bytes;
+  int pages_per_block;
+  int kv_heads;
+  int padded;
+
+  explicit PageLayout(const KvGeometry& g);
+  size_t block_bytes(int layers) const { return page_bytes * size_t(pages_per_block) * kv_heads * layers; }
+  uint16_t* keys(const KvLayer& kv, int32_t block, int page_in_block, int kv_head) const {
+    const size_t index = (size_t(kv.layer_in_group) * pages_per_block + page_in_block) * kv_heads + kv_head;
+    return reinterpret_cast<uint16_t*>(kv.pool + size_t(block) * kv.block_bytes + index * page_bytes);
+  }
+  uint16_t* values(uint16_t* keys) const { return keys + padded * kPageTokens; }
+};
+
+class Attention {
+ public:
+  Attention(Team& team, Isa isa);
+  ~Attention();
+  // Sizes all scratch. head_dim is the widest head, max_context the longest sequence.
+  void reserve(int max_tokens, int max_heads, int head_dim, int max_context);
+  void begin_step();  // the batch changes: plans of the last step are forgotten
+  void run(const AttentionArgs& a);
+
+ private:
+  struct Member;
+  struct CachedPlan {
+    int window = -1, heads = 0, kv_heads = 0;  // what it was made for
+    Plan plan;
+  };
+  const Plan& plan_for(const AttentionArgs& a);
+  void run_items(const AttentionArgs& a, const Plan& plan, int member);
+  void run_whole(const AttentionArgs& a, const Tile& tile, const Item& item, Member& m);
+  void run_split(const AttentionArgs& a, const Tile& tile, const Item& item, Member& m);
+  void join(const AttentionArgs& a, const Tile& tile, Member& m);
+  void run_chunk(const AttentionArgs& a, const Tile& tile, int chunk, Member& m, const TileState& out);
+  void gather_rows(const AttentionArgs& a, const Tile& tile, Member& m);
+  TileState partial(const Tile& tile, int chunk);
+
+  Team& team_;
+  const ChunkKernels& kernels_;
+  std::vector<std::unique_ptr<Member>> members_;
+  std::vector<CachedPlan> plans_;
+  size_t plans_used_ = 0;
+  int head_dim_ = 0;  // scratch is for heads up to this wide
+  int max_tiles_ = 0;
+  int64_t max_partial_rows_ = 0;
+  std::vector<float> partial_acc_;  // [max_partial_rows, padded D]
+  std::vector<float> partial_max_, partial_sum_;
+  std::unique_ptr<std::atomic<int32_t>[]> chunks_left_;  // per tile
+  alignas(64) std::atomic<int32_t> next_item_{0};
+};
+
+}  // namespace sluice::cpu

@@ -1,0 +1,14 @@
+// chunk_kernel.h compiled for one instruction set (cpu/simd/README.md says how and why so).
+#include "tensor/cpu/attention/chunk_kernel.h"
+#include "tensor/half.h"
+
+namespace sluice::cpu {
+namespace {
+#include "tensor/cpu/attention/chunk_kernel.inc"
+#include "tensor/cpu/simd/math.inc"
+#include "tensor/cpu/simd/vec_plain.inc"
+}  // namespace
+
+const ChunkKernels kChunkKernelsPlain = {pack_q, chunk, fold, finish};
+
+}  // namespace sluice::cpu
