@@ -14,9 +14,11 @@
 
 namespace sluice::cpu {
 namespace {
+// clang-format off: each needs the one before
 #include "tensor/cpu/attention/chunk_kernel.inc"
 #include "tensor/cpu/simd/math.inc"
 #include "tensor/cpu/simd/vec_avx512.inc"
+// clang-format on
 }  // namespace
 
 const ChunkKernels kChunkKernelsAvx512 = {pack_q, chunk, fold, finish};

@@ -4,9 +4,11 @@
 
 namespace sluice::cpu {
 namespace {
+// clang-format off: each needs the one before
 #include "tensor/cpu/rows/row_kernels.inc"
 #include "tensor/cpu/simd/math.inc"
 #include "tensor/cpu/simd/vec_plain.inc"
+// clang-format on
 }  // namespace
 
 const RowKernels kRowKernelsPlain = {rms_norm,
