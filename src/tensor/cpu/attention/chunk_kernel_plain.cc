@@ -4,10 +4,11 @@
 
 namespace sluice::cpu {
 namespace {
-// clang-format off: each needs the one before
-#include "tensor/cpu/attention/chunk_kernel.inc"
-#include "tensor/cpu/simd/math.inc"
+// Each needs the one before.
+// clang-format off
 #include "tensor/cpu/simd/vec_plain.inc"
+#include "tensor/cpu/simd/math.inc"
+#include "tensor/cpu/attention/chunk_kernel.inc"
 // clang-format on
 }  // namespace
 
