@@ -1,0 +1,32 @@
+// Meters as Prometheus' text format 0.0.4. Reads meters, changes nothing; any thread.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/meter.h"
+
+namespace sluice {
+
+inline constexpr std::string_view kPrometheusContentType = "text/plain; version=0.0.4; charset=utf-8";
+
+// A family under another program's name, with the same values. Aliases may hold colons, as vLLM's do.
+struct MeterAlias {
+  std::string_view own;
+  std::string_view alias;
+};
+
+// vLLM's names for what we count alike: what dashboards for it and the Gateway API's endpoint picker read.
+std::span<const MeterAlias> vllm_aliases();
+
+// One block per family: HELP, TYPE, then every series of it. Gauges that are no number are written as 0. `alias_labels`
+// are put before an alias' own labels (`model_name="m"`); make them with prometheus_label.
+std::string prometheus_text(const std::vector<Meter>& meters, std::span<const MeterAlias> aliases = {},
+                            const std::string& alias_labels = {});
+
+// name="value", escaped.
+std::string prometheus_label(std::string_view name, std::string_view value);
+
+}  // namespace sluice

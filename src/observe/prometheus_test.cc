@@ -1,0 +1,65 @@
+#include "observe/prometheus.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+#include "observe/process_meters.h"
+
+namespace sluice {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+TEST(Prometheus, WritesEachFamilyOnceWithAllItsSeries) {
+  Counter stop, length;
+  Gauge running;
+  stop.add(3);
+  running.set(2.5);
+  const std::vector<Meter> meters = {
+      {Meter::Kind::counter, "a_total", "What a is.", R"(reason="stop")", &stop, nullptr, nullptr},
+      {Meter::Kind::gauge, "b", "Line\nbreak.", "", nullptr, &running, nullptr},
+      {Meter::Kind::counter, "a_total", "What a is.", R"(reason="length")", &length, nullptr, nullptr}};
+  EXPECT_EQ(prometheus_text(meters),
+            "# HELP a_total What a is.\n# TYPE a_total counter\n"
+            "a_total{reason=\"stop\"} 3\na_total{reason=\"length\"} 0\n"
+            "# HELP b Line\\nbreak.\n# TYPE b gauge\nb 2.5\n");
+}
+
+TEST(Prometheus, HistogramIsCumulativeAndEndsInItsCount) {
+  const double bounds[] = {0.1, 1};
+  Histogram h(bounds);
+  for (double v : {0.05, 0.5, 0.6, 7.0}) h.observe(v);
+  const std::vector<Meter> meters = {{Meter::Kind::histogram, "t_seconds", "T.", "", nullptr, nullptr, &h}};
+  EXPECT_EQ(prometheus_text(meters),
+            "# HELP t_seconds T.\n# TYPE t_seconds histogram\n"
+            "t_seconds_bucket{le=\"0.1\"} 1\nt_seconds_bucket{le=\"1\"} 3\nt_seconds_bucket{le=\"+Inf\"} 4\n"
+            "t_seconds_sum 8.15\nt_seconds_count 4\n");
+}
+
+TEST(Prometheus, AliasesCarryTheSameValuesUnderTheOtherName) {
+  Gauge running;
+  running.set(4);
+  const std::vector<Meter> meters = {{Meter::Kind::gauge, "sluice_requests_running", "R.", "", nullptr, &running, nullptr}};
+  const std::string text = prometheus_text(meters, vllm_aliases(), prometheus_label("model_name", "a\"b\\c"));
+  EXPECT_THAT(text, HasSubstr("\nsluice_requests_running 4\n"));
+  EXPECT_THAT(text, HasSubstr("\nvllm:num_requests_running{model_name=\"a\\\"b\\\\c\"} 4\n"));
+  EXPECT_THAT(text, Not(HasSubstr("vllm:prompt_tokens_total")));  // what is not counted has no alias
+}
+
+TEST(Prometheus, GaugesAreAlwaysNumbers) {
+  Gauge broken;
+  broken.set(std::nan(""));
+  const std::vector<Meter> meters = {{Meter::Kind::gauge, "g", "G.", "", nullptr, &broken, nullptr}};
+  EXPECT_THAT(prometheus_text(meters), HasSubstr("\ng 0\n"));
+}
+
+TEST(ProcessMeters, AreReadFromTheSystem) {
+  update_process_meters();
+  EXPECT_GT(meter::gauge("process_resident_memory_bytes", "Resident memory.").value(), 1e6);
+  EXPECT_GT(meter::gauge("process_open_fds", "Open file descriptors.").value(), 2);
+}
+
+}  // namespace
+}  // namespace sluice
