@@ -16,18 +16,24 @@ struct KvPool {
 
 class Decoder {
  public:
-  // Activations are allocated here, once, for steps of at most `max_tokens` rows and `max_logit_rows` rows of logits at a time.
-  Decoder(const ModelSpec& spec, const LayerGroups& groups, const Weights& weights, Backend& backend, int max_tokens, int max_logit_rows);
+  // Activations are allocated here, once, for steps of at most `max_tokens` rows and `max_logit_rows` rows of
+  // logits at a time.
+  Decoder(const ModelSpec& spec, const LayerGroups& groups, const Weights& weights, Backend& backend,
+          int max_tokens, int max_logit_rows);
 
-  // Runs all layers over the step. Afterwards `logits` may be called for any of the step's rows.
+  // Runs all layers over the step. Afterwards `logits` may be called for any of the step's logit rows. Rows
+  // without logits leave the last layer once its keys and values are stored.
   void forward(const BatchInput& batch, const KvPool& kv);
 
-  // Logits [count, V] f32 of rows logit_index[first .. first + count), count <= max_logit_rows. Valid until the next call.
+  // Logits [count, V] f32 of rows logit_index[first .. first + count), count <= max_logit_rows. Valid until the
+  // next call.
   Tensor logits(const BatchInput& batch, int first, int count);
 
   size_t activation_bytes() const;
 
  private:
+  void pick_rows(const BatchInput& batch, Tensor& attended, Tensor& hidden, Tensor& normed);
+
   const ModelSpec& spec_;
   const LayerGroups& groups_;
   const Weights& weights_;
@@ -35,7 +41,8 @@ class Decoder {
   int max_tokens_;
   int max_logit_rows_;
   Buffer arena_;
-  Tensor hidden_, normed_, qkv_, attended_, gate_up_, gated_, picked_, logits_;
+  Tensor hidden_, normed_, qkv_, attended_, gate_up_, gated_, picked_, picked_hidden_, logits_;
+  bool packed_rows_ = false;  // after forward: normed_ holds the logit rows alone
 };
 
 }  // namespace sluice

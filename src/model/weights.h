@@ -15,35 +15,37 @@ namespace sluice {
 
 // Vectors stay f32 in device memory.
 struct LayerWeights {
-  Buffer attn_norm;        // [C]
-  Weight qkv;              // [(H + 2G) * D, C]
-  Buffer qkv_bias;         // [(H + 2G) * D] or empty
-  Buffer q_norm, k_norm;   // [D] or empty
-  Weight o;                // [C, H * D]
-  Buffer post_attn_norm;   // [C] or empty
-  Buffer ffn_norm;         // [C]
-  Weight gate_up;          // [2F, C]
-  Weight down;             // [C, F]
-  Buffer post_ffn_norm;    // [C] or empty
+  Buffer attn_norm;       // [C]
+  Weight qkv;             // [(H + 2G) * D, C]
+  Buffer qkv_bias;        // [(H + 2G) * D] or empty
+  Buffer q_norm, k_norm;  // [D] or empty
+  Weight o;               // [C, H * D]
+  Buffer post_attn_norm;  // [C] or empty
+  Buffer ffn_norm;        // [C]
+  Weight gate_up;         // [2F, C]
+  Weight down;            // [C, F]
+  Buffer post_ffn_norm;   // [C] or empty
 };
 
 struct Weights {
-  Weight embedding;        // [V, C]
-  Weight head;             // [V, C]; empty where the head is tied to the embedding
-  Buffer final_norm;       // [C]
+  Weight embedding;   // [V, C]
+  Weight head;        // [V, C]; empty where the head is tied to the embedding
+  Buffer final_norm;  // [C]
   std::vector<LayerWeights> layers;
-  Buffer inv_freq;         // [rotary / 2]
-  Buffer local_inv_freq;   // [rotary / 2] or empty
+  Buffer inv_freq;        // [rotary / 2]
+  Buffer local_inv_freq;  // [rotary / 2] or empty
 
   const Weight& output() const { return head.rows ? head : embedding; }
-  size_t bytes() const;              // all of it, as packed
-  size_t bytes_per_token() const;    // read to decode one token: all but the embedding table, unless it is the head
+  size_t bytes() const;  // all of it, as packed
+  size_t bytes_per_token()
+      const;  // read to decode one token: all but the embedding table, unless it is the head
 };
 
-// Progress of a load: bytes done of bytes total. Called from the loading thread.
+// Progress of a load: weights (numbers, not bytes) done of all. Called from the loading thread.
 using LoadProgress = std::function<void(size_t done, size_t total)>;
 
 // Errors name the file and the tensor: missing, wrong shape, unknown type.
-Result<Weights> load_weights(const Checkpoint& checkpoint, const ModelSpec& spec, Backend& backend, const LoadProgress& progress);
+Result<Weights> load_weights(const Checkpoint& checkpoint, const ModelSpec& spec, Backend& backend,
+                             const LoadProgress& progress);
 
 }  // namespace sluice

@@ -1,0 +1,130 @@
+#include "model/decoder.h"
+
+#include <algorithm>
+#include <array>
+
+namespace sluice {
+
+Decoder::Decoder(const ModelSpec& spec, const LayerGroups& groups, const Weights& weights, Backend& backend,
+                 int max_tokens, int max_logit_rows)
+    : spec_(spec),
+      groups_(groups),
+      weights_(weights),
+      backend_(backend),
+      max_tokens_(max_tokens),
+      max_logit_rows_(max_logit_rows) {
+  struct Wish {
+    Tensor* tensor;
+    int64_t rows, cols;
+    DType dtype;
+  };
+  const DType a = backend.activation_dtype();
+  const int64_t t = max_tokens, q = int64_t(spec.heads) * spec.head_dim;
+  const std::array wishes = {Wish{&hidden_, t, spec.hidden, a},
+                             Wish{&normed_, t, spec.hidden, a},
+                             Wish{&qkv_, t, spec.qkv_width(), a},
+                             Wish{&attended_, t, q, a},
+                             Wish{&gate_up_, t, 2 * int64_t(spec.ffn), a},
+                             Wish{&gated_, t, spec.ffn, a},
+                             Wish{&picked_, t, q, a},
+                             Wish{&picked_hidden_, t, spec.hidden, a},
+                             Wish{&logits_, max_logit_rows, spec.vocab, DType::f32}};
+  constexpr size_t kAlign = 256;
+  const auto bytes = [](const Wish& w) {
+    return (size_t(w.rows) * size_t(w.cols) * dtype_size(w.dtype) + kAlign - 1) / kAlign * kAlign;
+  };
+  size_t total = 0;
+  for (const Wish& w : wishes) total += bytes(w);
+  arena_ = backend.alloc(total);
+  auto* at = arena_.as<std::byte>();
+  for (const Wish& w : wishes) {
+    *w.tensor = {at, w.dtype, w.rows, w.cols, w.cols};
+    at += bytes(w);
+  }
+}
+
+void Decoder::forward(const BatchInput& batch, const KvPool& kv) {
+  CHECK(batch.tokens > 0 && batch.tokens <= max_tokens_ && batch.logit_rows <= max_tokens_);
+  const ModelSpec& s = spec_;
+  const int64_t t = batch.tokens, q_width = int64_t(s.heads) * s.head_dim;
+  Tensor hidden = hidden_.first_rows(t), normed = normed_.first_rows(t), attended = attended_.first_rows(t);
+  const Tensor qkv = qkv_.first_rows(t);
+
+  backend_.begin_step(batch, kv.geometry, s.heads);
+  backend_.embed({weights_.embedding, batch, s.embedding_scale, hidden});
+  backend_.rms_norm({hidden, weights_.layers[0].attn_norm.as<float>(), s.norm_eps, normed});
+
+  for (int layer = 0; layer < s.layers; layer++) {
+    const LayerWeights& w = weights_.layers[size_t(layer)];
+    const bool windowed = s.layer_windowed(layer), local = windowed && s.has_local_rope,
+               last = layer + 1 == s.layers;
+    const RopeSpec& rope = local ? s.local_rope : s.rope;
+    const KvLayer place{kv.data, kv.block_bytes, groups_.index_in[size_t(layer)],
+                        groups_.group_of[size_t(layer)]};
+
+    backend_.linear({normed, w.qkv, w.qkv_bias.as<float>(), qkv});
+    backend_.rope_store_kv({.qkv = qkv,
+                            .batch = batch,
+                            .geometry = kv.geometry,
+                            .kv = place,
+                            .heads = s.heads,
+                            .q_norm = w.q_norm.as<float>(),
+                            .k_norm = w.k_norm.as<float>(),
+                            .norm_eps = s.norm_eps,
+                            .rotary = rope.rotary ? rope.rotary : s.head_dim,
+                            .inv_freq = (local ? weights_.local_inv_freq : weights_.inv_freq).as<float>(),
+                            .rope_magnitude = 1});
+    if (last && batch.logit_rows == 0) break;  // the cache is filled, and nobody asks for more
+    backend_.attention({.q = qkv.columns(0, q_width),
+                        .batch = batch,
+                        .geometry = kv.geometry,
+                        .kv = place,
+                        .heads = s.heads,
+                        .scale = s.attention_scale,
+                        .window = windowed ? s.window : 0,
+                        .softcap = s.attention_softcap,
+                        .out = attended});
+    if (last && batch.logit_rows < t) pick_rows(batch, attended, hidden, normed);
+
+    backend_.linear({attended, w.o, nullptr, normed});
+    backend_.add_rms_norm(
+        {hidden, normed, w.post_attn_norm.as<float>(), w.ffn_norm.as<float>(), s.norm_eps, normed});
+    const Tensor gate_up = gate_up_.first_rows(normed.rows), gated = gated_.first_rows(normed.rows);
+    backend_.linear({normed, w.gate_up, nullptr, gate_up});
+    backend_.act_mul({gate_up, s.activation, gated});
+    backend_.linear({gated, w.down, nullptr, normed});
+    const Buffer& next_norm = last ? weights_.final_norm : weights_.layers[size_t(layer) + 1].attn_norm;
+    backend_.add_rms_norm(
+        {hidden, normed, w.post_ffn_norm.as<float>(), next_norm.as<float>(), s.norm_eps, normed});
+  }
+  packed_rows_ = batch.logit_rows < t;
+}
+
+// After the last attention only rows whose logits are wanted matter: the rest of the layer runs on these alone.
+void Decoder::pick_rows(const BatchInput& batch, Tensor& attended, Tensor& hidden, Tensor& normed) {
+  const int64_t rows = batch.logit_rows;
+  backend_.gather_rows(attended, batch.logit_index, picked_.first_rows(rows));
+  backend_.gather_rows(hidden, batch.logit_index, picked_hidden_.first_rows(rows));
+  attended = picked_.first_rows(rows);
+  hidden = picked_hidden_.first_rows(rows);
+  normed = normed.first_rows(rows);
+}
+
+Tensor Decoder::logits(const BatchInput& batch, int first, int count) {
+  CHECK(first >= 0 && count > 0 && count <= max_logit_rows_ && first + count <= batch.logit_rows);
+  Tensor rows = picked_hidden_.first_rows(count);
+  if (packed_rows_) {
+    rows = normed_.first_rows(first + count);
+    rows = {rows.row<std::byte>(0) + size_t(first) * size_t(rows.stride) * dtype_size(rows.dtype), rows.dtype,
+            count, rows.cols, rows.stride};
+  } else {
+    backend_.gather_rows(normed_.first_rows(batch.tokens), batch.logit_index + first, rows);
+  }
+  const Tensor out = logits_.first_rows(count);
+  backend_.linear({rows, weights_.output(), nullptr, out});
+  return out;
+}
+
+size_t Decoder::activation_bytes() const { return arena_.bytes(); }
+
+}  // namespace sluice

@@ -1,0 +1,161 @@
+// Golden logits: every family against references made with transformers in float32.
+#include "model/decoder.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "model/test_run.h"
+
+namespace sluice {
+namespace {
+
+const std::string kCases = SLUICE_SOURCE_DIR "/../shared/cases/";
+
+nlohmann::json read_json(const std::string& path) {
+  std::ifstream in(path);
+  return nlohmann::json::parse(in);
+}
+
+double max_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double worst = 0;
+  for (size_t i = 0; i < a.size(); i++) worst = std::max(worst, std::fabs(double(a[i]) - b[i]));
+  return worst;
+}
+
+double largest(const std::vector<float>& v) {
+  double most = 0;
+  for (float x : v) most = std::max(most, std::fabs(double(x)));
+  return most;
+}
+
+double logprob(const std::vector<float>& logits, int32_t id) {
+  double top = logits[0], sum = 0;
+  for (float x : logits) top = std::max(top, double(x));
+  for (float x : logits) sum += std::exp(x - top);
+  return logits[size_t(id)] - top - std::log(sum);
+}
+
+class Tiny : public testing::TestWithParam<const char*> {
+ protected:
+  std::string folder() const { return kCases + "tiny/" + GetParam(); }
+  nlohmann::json cases() const { return read_json(folder() + "/reference.json").at("cases"); }
+  TestRun make_run() const { return TestRun(folder(), make_ref_backend()); }
+};
+
+// The tolerance asked for is 2e-3 of the largest logit; with the reference's frequencies it is float noise.
+TEST_P(Tiny, LogitsAndLogprobsAreTheReferences) {
+  TestRun run = make_run(), rounded = make_run();
+  rounded.round_frequencies();
+  int sequence = 0;
+  for (const auto& c : cases()) {
+    const std::vector<int32_t> ids = c.at("prompt_ids");
+    const std::vector<float> want = c.at("last_logits");
+    const std::vector<double> logprobs = c.at("prompt_logprobs");
+    const auto got = rounded.step({{sequence, ids, int(ids.size())}});
+    ASSERT_EQ(got.size(), ids.size());
+    ASSERT_EQ(got.back().size(), want.size());
+    EXPECT_LT(max_difference(got.back(), want), 2e-5 * largest(want)) << ids.size() << " tokens";
+    for (size_t i = 0; i < logprobs.size(); i++)
+      EXPECT_NEAR(logprob(got[i], ids[i + 1]), logprobs[i], 1e-4) << i;
+    const auto exact = run.step({{sequence++, ids, int(ids.size())}});
+    for (size_t i = 0; i < logprobs.size(); i++)
+      EXPECT_NEAR(logprob(exact[i], ids[i + 1]), logprobs[i], 0.03) << i;
+  }
+}
+
+// A prompt in pieces, four prompts in one step, and both at once give the same bits as the prompt alone.
+TEST_P(Tiny, ChunksAndBatchesChangeNothing) {
+  TestRun alone = make_run(), chunked = make_run(), batched = make_run();
+  std::vector<std::vector<float>> want;
+  std::vector<TestRun::Chunk> all;
+  int sequence = 0;
+  for (const auto& c : cases()) {
+    const std::vector<int32_t> ids = c.at("prompt_ids");
+    want.push_back(alone.step({{sequence, ids, 1}})[0]);
+    all.push_back({sequence, ids, 1});
+    std::vector<std::vector<float>> got;
+    for (size_t at = 0, size = 1; at < ids.size(); at += size, size = size % 23 + 7) {
+      const size_t end = std::min(ids.size(), at + size);
+      const TestRun::Chunk chunk{
+          sequence, {ids.begin() + ptrdiff_t(at), ids.begin() + ptrdiff_t(end)}, end == ids.size()};
+      got = chunked.step({chunk});
+    }
+    EXPECT_EQ(got.at(0), want.back()) << "in pieces, " << ids.size() << " tokens";
+    sequence++;
+  }
+  EXPECT_EQ(batched.step(all), want);
+}
+
+TEST_P(Tiny, GreedyIdsAreTheReferences) {
+  TestRun run = make_run();
+  run.round_frequencies();
+  const nlohmann::json all = cases();
+  std::vector<bool> open(all.size(), true);
+  std::vector<TestRun::Chunk> chunks;
+  for (size_t s = 0; s < all.size(); s++) chunks.push_back({int(s), all[s].at("prompt_ids"), 1});
+  const size_t steps = all[0].at("greedy_ids").size();
+  int compared = 0;
+  for (size_t i = 0; i < steps; i++) {
+    const auto logits = run.step(chunks);
+    for (size_t s = 0; s < all.size(); s++) {
+      const int32_t want = all[s].at("greedy_ids").at(i);
+      const double margin = all[s].at("greedy_margin").at(i);
+      if (open[s] && margin > 1e-4 * largest(logits[s])) {
+        EXPECT_EQ(argmax(logits[s]), want) << "case " << s << " step " << i;
+        compared++;
+      }
+      open[s] = open[s] && argmax(logits[s]) == want;
+      chunks[s] = {int(s), {want}, 1};
+    }
+  }
+  EXPECT_GT(compared, int(all.size() * steps) / 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, Tiny,
+                         testing::Values("llama-tied", "llama-untied-llama3rope", "mistral-window",
+                                         "qwen2-bias-tied", "qwen3-qknorm", "gemma3-local-global"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+// A step in which nobody asks for logits still fills the cache.
+TEST(Decoder, AStepWithoutLogits) {
+  TestRun one(kCases + "tiny/llama-tied", make_ref_backend()),
+      two(kCases + "tiny/llama-tied", make_ref_backend());
+  const auto want = one.step({{0, {5, 6, 7, 8}, 1}});
+  EXPECT_TRUE(two.step({{0, {5, 6, 7}, 0}}).empty());
+  EXPECT_EQ(two.step({{0, {8}, 1}}), want);
+}
+
+// The real GGUF file, teacher-forced along the reference's greedy continuation.
+TEST(Decoder, SmolLM2ContinuesAsTheReference) {
+  std::ifstream in(kCases + "greedy/SmolLM2-135M-Instruct.f32.given.jsonl");
+  std::string line;
+  nlohmann::json c;
+  while (std::getline(in, line)) {
+    c = nlohmann::json::parse(line);
+    if (c.at("id") == "g01") break;
+  }
+  ASSERT_EQ(c.at("id"), "g01");
+  std::vector<int32_t> ids = c.at("prompt_ids");
+  const std::vector<int32_t> next = c.at("gen_ids");
+  constexpr size_t kCompared = 10;
+  ids.insert(ids.end(), next.begin(), next.begin() + kCompared - 1);
+  TestRun run(SLUICE_SOURCE_DIR "/models/SmolLM2-135M-Instruct.Q4_1.gguf", make_ref_backend());
+  const auto logits = run.step({{0, ids, int(kCompared)}});
+  for (size_t i = 0; i < kCompared; i++) {
+    EXPECT_EQ(argmax(logits[i]), next[i]) << i;
+    const auto& top = c.at("top10").at(i);
+    for (size_t k = 0; k < 10; k++) {
+      EXPECT_NEAR(logprob(logits[i], top.at(0).at(k)), double(top.at(1).at(k)), 0.02) << i << " " << k;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,117 @@
+// What dense decoders share, whatever their family: the keys of GGUF and of config.json that all of them have.
+#include <fmt/format.h>
+
+#include "model/families/family.h"
+#include "model/formats/shown.h"
+
+namespace sluice {
+namespace {
+
+// Bounds of plausible models, far above any published one; products of two of them fit 64 bits.
+constexpr int kMaxLayers = 1024, kMaxHidden = 1 << 17, kMaxHeads = 1024, kMaxHeadDim = 1024, kMaxFfn = 1 << 20,
+              kMaxVocab = 1 << 23, kMaxContext = 1 << 27;
+
+RopeSpec::Scaling scaling_of(Numbers& n, const std::string& key, const std::string& name) {
+  if (name == "none" || name == "default") return RopeSpec::Scaling::none;
+  if (name == "linear") return RopeSpec::Scaling::linear;
+  if (name == "llama3") return RopeSpec::Scaling::llama3;
+  n.refuse(key, fmt::format("rope scaling {} is not supported (none, linear and llama3 are)", shown(name)));
+  return RopeSpec::Scaling::none;
+}
+
+}  // namespace
+
+void read_gguf_sizes(const GgufFile& file, Numbers& n, ModelSpec& spec) {
+  spec.layers = n.integer("block_count", 1, kMaxLayers);
+  spec.hidden = n.integer("embedding_length", 1, kMaxHidden);
+  spec.ffn = n.integer("feed_forward_length", 1, kMaxFfn);
+  spec.heads = n.integer("attention.head_count", 1, kMaxHeads);
+  spec.kv_heads = n.integer("attention.head_count_kv", 1, kMaxHeads, spec.heads);
+  spec.head_dim = n.integer("attention.key_length", 1, kMaxHeadDim, spec.hidden / spec.heads);
+  if (n.integer("attention.value_length", 1, kMaxHeadDim, spec.head_dim) != spec.head_dim) {
+    n.refuse("attention.value_length", "values as wide as keys are expected");
+  }
+  spec.context = n.integer("context_length", 1, kMaxContext);
+  spec.norm_eps = n.real("attention.layer_norm_rms_epsilon", 0, 0.1);
+  spec.window = n.integer("attention.sliding_window", 0, kMaxContext, 0);
+  if (n.integer("expert_count", 0, 1 << 20, 0) > 0) {
+    n.refuse("expert_count", "mixtures of experts are not supported yet");
+  }
+  const GgufTensor* embedding = file.tensor("token_embd.weight");
+  spec.vocab = embedding && embedding->rows() <= kMaxVocab ? int(embedding->rows())
+                                                           : n.integer("vocab_size", 1, kMaxVocab);
+  spec.tied_head = file.tensor("output.weight") == nullptr;
+}
+
+RopeSpec read_gguf_rope(Numbers& n, float default_base) {
+  RopeSpec rope;
+  rope.base = n.real("rope.freq_base", 1, 1e12, default_base);
+  rope.rotary = n.integer("rope.dimension_count", 0, kMaxHeadDim, 0);
+  rope.scaling = scaling_of(n, "rope.scaling.type", n.text("rope.scaling.type", "none"));
+  rope.factor = n.real("rope.scaling.factor", 1e-3, 1e6, 1.f);
+  if (n.has("rope.scale_linear")) {  // before scaling had a type
+    rope.factor = n.real("rope.scale_linear", 1e-3, 1e6);
+    rope.scaling = RopeSpec::Scaling::linear;
+  }
+  if (rope.scaling == RopeSpec::Scaling::llama3) {
+    n.refuse("rope.scaling.type", "llama3 scaling is expected as the tensor 'rope_freqs.weight'");
+  }
+  return rope;
+}
+
+void read_config_sizes(Numbers& n, const ConfigDefaults& d, ModelSpec& spec) {
+  const auto or_required = [](int value) { return value ? std::optional(value) : std::nullopt; };
+  spec.layers = n.integer("num_hidden_layers", 1, kMaxLayers);
+  spec.hidden = n.integer("hidden_size", 1, kMaxHidden);
+  spec.ffn = n.integer("intermediate_size", 1, kMaxFfn);
+  spec.heads = n.integer("num_attention_heads", 1, kMaxHeads, or_required(d.heads));
+  spec.kv_heads = n.integer("num_key_value_heads", 1, kMaxHeads, d.kv_heads ? d.kv_heads : spec.heads);
+  spec.head_dim = n.integer("head_dim", 1, kMaxHeadDim, d.head_dim ? d.head_dim : spec.hidden / spec.heads);
+  spec.vocab = n.integer("vocab_size", 1, kMaxVocab, or_required(d.vocab));
+  spec.context = n.integer("max_position_embeddings", 1, kMaxContext, or_required(d.context));
+  spec.norm_eps = n.real("rms_norm_eps", 0, 0.1, d.norm_eps);
+  spec.tied_head = n.flag("tie_word_embeddings", d.tied_head);
+  if (const std::string activation = n.text(d.activation_key, d.activation); activation != d.activation) {
+    n.refuse(d.activation_key,
+             fmt::format("{} is not supported here ({} is)", shown(activation), d.activation));
+  }
+}
+
+RopeSpec read_config_rope(Numbers& n, const std::string& section, const std::string& base_key,
+                          const std::string& scaling_section, float default_base) {
+  const bool newer = n.has(section);
+  const std::string scaling = newer ? section : scaling_section;
+  RopeSpec rope;
+  rope.base = n.real(newer ? section + ".rope_theta" : base_key, 1, 1e12, default_base);
+  if (!n.has(scaling)) return rope;
+  const std::string type_key = scaling + (n.has(scaling + ".rope_type") ? ".rope_type" : ".type");
+  rope.scaling = scaling_of(n, type_key, n.text(type_key, "default"));
+  if (rope.scaling == RopeSpec::Scaling::none) return rope;
+  rope.factor = n.real(scaling + ".factor", 1e-3, 1e6);
+  if (rope.scaling == RopeSpec::Scaling::llama3) {
+    rope.low_freq_factor = n.real(scaling + ".low_freq_factor", 1e-3, 1e6);
+    rope.high_freq_factor = n.real(scaling + ".high_freq_factor", 1e-3, 1e6);
+    rope.original_context = n.integer(scaling + ".original_max_position_embeddings", 1, kMaxContext);
+  }
+  return rope;
+}
+
+bool read_layer_types(Numbers& n, ModelSpec& spec) {
+  const std::vector<std::string_view> types = n.texts("layer_types");
+  if (types.empty()) return false;
+  spec.windowed.clear();
+  for (std::string_view type : types) {
+    if (type != "sliding_attention" && type != "full_attention") {
+      n.refuse("layer_types",
+               fmt::format("{} is not supported (full_attention and sliding_attention are)", shown(type)));
+    }
+    spec.windowed.push_back(type == "sliding_attention");
+  }
+  return true;
+}
+
+void refuse_flag(Numbers& n, std::string_view key) {
+  if (n.flag(key, false)) n.refuse(key, "is not supported yet; only false is");
+}
+
+}  // namespace sluice

@@ -1,0 +1,140 @@
+// Drives a Decoder by hand for tests: block tables, positions and batches as the engine would make them.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model/checkpoint.h"
+#include "model/decoder.h"
+#include "tensor/half.h"
+
+namespace sluice {
+
+class TestRun {
+ public:
+  struct Chunk {
+    int sequence = 0;
+    std::vector<int32_t> ids;
+    int logits = 1;  // of how many of the last rows
+  };
+  static constexpr int kBlockTokens = 16, kMaxTokens = 256, kMaxBlocksPerSequence = 64, kBlocks = 1024;
+
+  TestRun(const std::string& path, std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {
+    Result<std::unique_ptr<Checkpoint>> opened = open_checkpoint(path);
+    CHECK(opened.ok(), opened.ok() ? "" : opened.error().message.c_str());
+    spec_ = (*opened)->spec();
+    groups_ = layer_groups(spec_);
+    Result<Weights> loaded = load_weights(**opened, spec_, *backend_, {});
+    CHECK(loaded.ok(), loaded.ok() ? "" : loaded.error().message.c_str());
+    weights_ = std::move(*loaded);
+    WorkspaceShape shape;
+    shape.max_tokens = kMaxTokens;
+    shape.max_sequences = 16;
+    shape.max_columns = std::max({spec_.hidden, spec_.ffn, spec_.heads * spec_.head_dim});
+    shape.max_heads = spec_.heads;
+    shape.head_dim = spec_.head_dim;
+    shape.max_context = kBlockTokens * kMaxBlocksPerSequence;
+    shape.vocab = spec_.vocab;
+    backend_->reserve(shape);
+    decoder_ = std::make_unique<Decoder>(spec_, groups_, weights_, *backend_, kMaxTokens, 8);
+    pool_.geometry = {kBlockTokens, groups_.layers_per_group, spec_.kv_heads, spec_.head_dim,
+                      backend_->kv_dtype()};
+    pool_.block_bytes = backend_->kv_block_bytes(pool_.geometry);
+    memory_ = backend_->alloc(pool_.block_bytes * kBlocks);
+    pool_.data = memory_.as<std::byte>();
+  }
+
+  const ModelSpec& spec() const { return spec_; }
+  const Weights& weights() const { return weights_; }
+
+  // The tiny references were made by models whose rotation frequencies had passed through bf16 on the way
+  // (converted to bf16 to be saved, then back). No real model is meant that way, so only the tests do this.
+  void round_frequencies() {
+    for (const Buffer* b : {&weights_.inv_freq, &weights_.local_inv_freq}) {
+      std::vector<float> values(b->bytes() / sizeof(float));
+      backend_->copy_out(values.data(), b->data(), b->bytes());
+      for (float& v : values) v = bf16_to_f32(f32_to_bf16(v));
+      backend_->copy_in(b->data(), values.data(), b->bytes());
+    }
+  }
+
+  // One step. Logits of the rows asked for, in the order of the chunks.
+  std::vector<std::vector<float>> step(const std::vector<Chunk>& chunks) {
+    std::vector<int32_t> ids, positions, row_sequence, row_starts{0}, kv_lengths, logit_index;
+    const int groups = int(groups_.groups.size());
+    std::vector<std::vector<int32_t>> tables(static_cast<size_t>(groups));
+    for (size_t s = 0; s < chunks.size(); s++) {
+      Sequence& sequence = sequences_[chunks[s].sequence];
+      sequence.tables.resize(size_t(groups));
+      const int count = int(chunks[s].ids.size()), first = sequence.length;
+      for (int i = 0; i < count; i++) {
+        ids.push_back(chunks[s].ids[size_t(i)]);
+        positions.push_back(first + i);
+        row_sequence.push_back(int32_t(s));
+        if (i >= count - chunks[s].logits) logit_index.push_back(int32_t(ids.size()) - 1);
+      }
+      sequence.length += count;
+      row_starts.push_back(int32_t(ids.size()));
+      kv_lengths.push_back(sequence.length);
+      for (int g = 0; g < groups; g++) {
+        std::vector<int32_t>& table = sequence.tables[size_t(g)];
+        while (int(table.size()) * kBlockTokens < sequence.length) table.push_back(next_block_++);
+        CHECK(next_block_ <= kBlocks && int(table.size()) <= kMaxBlocksPerSequence);
+        // A block that no row of this step can see is given back, as the engine does.
+        const int window = groups_.groups[size_t(g)].window, seen_from = first - window + 1;
+        for (int b = 0; window > 0 && (b + 1) * kBlockTokens <= seen_from; b++) table[size_t(b)] = -1;
+        std::vector<int32_t> row = table;
+        row.resize(kMaxBlocksPerSequence, -1);
+        tables[size_t(g)].insert(tables[size_t(g)].end(), row.begin(), row.end());
+      }
+    }
+    BatchInput batch;
+    batch.tokens = int(ids.size());
+    batch.sequences = int(chunks.size());
+    batch.logit_rows = int(logit_index.size());
+    batch.token_ids = ids.data();
+    batch.positions = positions.data();
+    batch.row_sequence = row_sequence.data();
+    batch.row_starts = row_starts.data();
+    batch.kv_lengths = kv_lengths.data();
+    batch.logit_index = logit_index.data();
+    batch.table_stride = kMaxBlocksPerSequence;
+    batch.groups = groups;
+    for (int g = 0; g < groups; g++) batch.tables[g] = tables[size_t(g)].data();
+    decoder_->forward(batch, pool_);
+    std::vector<std::vector<float>> out;
+    for (int first = 0; first < batch.logit_rows; first += 8) {
+      const Tensor logits = decoder_->logits(batch, first, std::min(8, batch.logit_rows - first));
+      for (int64_t r = 0; r < logits.rows; r++) {
+        out.emplace_back(logits.row<float>(r), logits.row<float>(r) + logits.cols);
+      }
+    }
+    backend_->finish_step();
+    return out;
+  }
+
+ private:
+  struct Sequence {
+    int length = 0;
+    std::vector<std::vector<int32_t>> tables;  // per group
+  };
+  // The backend outlives everything that holds its memory.
+  std::unique_ptr<Backend> backend_;
+  ModelSpec spec_;
+  LayerGroups groups_;
+  Weights weights_;
+  std::unique_ptr<Decoder> decoder_;
+  KvPool pool_;
+  Buffer memory_;
+  std::map<int, Sequence> sequences_;
+  int32_t next_block_ = 0;
+};
+
+inline int32_t argmax(const std::vector<float>& v) {
+  return int32_t(std::max_element(v.begin(), v.end()) - v.begin());
+}
+
+}  // namespace sluice
