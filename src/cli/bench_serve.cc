@@ -1,0 +1,237 @@
+// `sluice bench serve`: load on any server with the OpenAI API, and what its clients felt.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "cli/bench_client.h"
+#include "cli/commands.h"
+#include "server/json_writer.h"
+
+namespace sluice::cli {
+namespace {
+
+// How prompts are said. Not every server takes token ids, nor ignore_eos; the first form that a probe gets
+// through with is used.
+enum class Form { ids, text, plain_text };
+
+// Prompts are random, so that no prefix but the shared one can be found in a cache.
+class Prompts {
+ public:
+  Prompts(const BenchServeOptions& options, Form form) : options_(options), form_(form), random_(options.seed) {
+    std::mt19937_64 shared(options.seed ^ 0x9e3779b97f4a7c15u);
+    append(prefix_, options.shared_prefix, shared);
+  }
+  std::string next() {
+    std::string prompt = prefix_;
+    append(prompt, options_.input_tokens - options_.shared_prefix, random_);
+    if (form_ == Form::ids) return "[" + prompt + "]";
+    std::string quoted;
+    append_json_string(quoted, prompt);
+    return quoted;
+  }
+
+ private:
+  // Ids that every vocabulary of more than 8,000 tokens has, none of them special; or words that are one token
+  // each in most.
+  void append(std::string& out, int count, std::mt19937_64& random) {
+    static constexpr const char* kWords[] = {"time",  "water", "house", "light", "river", "stone",
+                                             "paper", "music", "green", "north", "table", "glass",
+                                             "night", "world", "field", "voice"};
+    for (int i = 0; i < count; ++i) {
+      if (form_ == Form::ids)
+        out += fmt::format("{}{}", out.empty() ? "" : ",", 1000 + random() % 7000);
+      else
+        out += fmt::format(" {}", kWords[random() % std::size(kWords)]);
+    }
+  }
+  const BenchServeOptions& options_;
+  Form form_;
+  std::mt19937_64 random_;
+  std::string prefix_;
+};
+
+Exchange completion(const std::string& model, const std::string& prompt, int max_tokens, Form form) {
+  std::string json;
+  JsonWriter body(json);
+  body.begin_object();
+  body.key("model").string(model);
+  body.key("prompt").raw(prompt);
+  body.key("max_tokens").integer(max_tokens);
+  body.key("temperature").integer(0);
+  body.key("stream").boolean(true);
+  body.key("stream_options").raw(R"({"include_usage":true})");
+  if (form != Form::plain_text) body.key("ignore_eos").boolean(true);
+  body.end_object();
+  return {"POST", "/v1/completions", json};
+}
+
+// The first "id" in the answer of /v1/models.
+Result<std::string> first_model(const Target& target, TimeNs timeout) {
+  Result<Outcome> answer = fetch(target, {"GET", "/v1/models", ""}, timeout);
+  if (!answer) return std::move(answer).error();
+  if (!answer->error.empty()) return Error{ErrorCode::kIo, "/v1/models: " + answer->error};
+  const std::string& body = answer->body;
+  size_t at = body.find("\"id\"");
+  if (at != std::string::npos) at = body.find('"', at + 4);
+  if (at == std::string::npos) return Error{ErrorCode::kIo, "/v1/models names no model; give --model"};
+  return body.substr(at + 1, body.find('"', at + 1) - at - 1);
+}
+
+Result<Form> probe(const Target& target, const std::string& model, const BenchServeOptions& options,
+                   TimeNs timeout) {
+  std::string last;
+  for (const Form form : {Form::ids, Form::text, Form::plain_text}) {
+    BenchServeOptions small = options;
+    small.input_tokens = 4, small.shared_prefix = 0;
+    Result<Outcome> answer = fetch(target, completion(model, Prompts(small, form).next(), 2, form), timeout);
+    if (!answer) return std::move(answer).error();
+    if (answer->error.empty() && !answer->events.empty()) return form;
+    last = answer->error.empty() ? "no event with a choice came" : answer->error;
+  }
+  return Error{ErrorCode::kIo, "/v1/completions does not stream: " + last};
+}
+
+struct Spread {
+  double p50 = NAN, p95 = NAN, p99 = NAN, mean = NAN;
+};
+
+// Percentiles by linear interpolation between the two nearest ranks.
+Spread spread(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::sort(values.begin(), values.end());
+  const auto at = [&](double q) {
+    const double rank = q * double(values.size() - 1);
+    const size_t below = size_t(rank);
+    const size_t above = std::min(below + 1, values.size() - 1);
+    return values[below] + (rank - double(below)) * (values[above] - values[below]);
+  };
+  double sum = 0;
+  for (const double v : values) sum += v;
+  return {at(0.5), at(0.95), at(0.99), sum / double(values.size())};
+}
+
+struct Summary {
+  double wall_s = 0, qps = 0, output_tok_s = 0;
+  Spread ttft, itl, e2e;
+  size_t completed = 0, failed = 0;
+  int64_t tokens = 0;
+  std::string first_error;
+};
+
+Summary summarize(const std::vector<Outcome>& outcomes) {
+  Summary s;
+  std::vector<double> ttft, itl, e2e;
+  TimeNs begin = INT64_MAX, end = 0;
+  for (const Outcome& o : outcomes) {
+    begin = std::min(begin, o.sent);
+    end = std::max(end, o.end);
+    if (!o.error.empty() || o.events.empty()) {
+      ++s.failed;
+      if (s.first_error.empty()) s.first_error = o.error.empty() ? "no event with a choice came" : o.error;
+      continue;
+    }
+    ++s.completed;
+    s.tokens += o.tokens();
+    ttft.push_back(ms(o.events.front() - o.sent));
+    e2e.push_back(ms(o.end - o.sent));
+    for (size_t i = 1; i < o.events.size(); ++i) itl.push_back(ms(o.events[i] - o.events[i - 1]));
+  }
+  s.wall_s = seconds(end - begin);
+  s.qps = double(s.completed) / s.wall_s;
+  s.output_tok_s = double(s.tokens) / s.wall_s;
+  s.ttft = spread(std::move(ttft)), s.itl = spread(std::move(itl)), s.e2e = spread(std::move(e2e));
+  return s;
+}
+
+void print_json(const Summary& s) {
+  std::string json;
+  JsonWriter out(json);
+  const auto put_number = [&](const char* name, double value) {
+    out.key(name);
+    if (std::isfinite(value))
+      out.number(value);
+    else
+      out.null();
+  };
+  const auto put = [&](const char* name, const Spread& d) {
+    out.key(name).begin_object();
+    put_number("p50", d.p50), put_number("p95", d.p95), put_number("p99", d.p99), put_number("mean", d.mean);
+    out.end_object();
+  };
+  out.begin_object();
+  put_number("qps", s.qps);
+  put_number("output_tok_s", s.output_tok_s);
+  put("ttft_ms", s.ttft), put("itl_ms", s.itl), put("e2e_ms", s.e2e);
+  out.key("failed").integer(int64_t(s.failed));
+  out.key("completed").integer(int64_t(s.completed));
+  out.key("output_tokens").integer(s.tokens);
+  out.key("wall_s").number(s.wall_s);
+  if (!s.first_error.empty()) out.key("first_error").string(s.first_error);
+  out.end_object();
+  fmt::print("{}\n", json);
+}
+
+void print_table(const Summary& s) {
+  fmt::print("{:.2f} requests/s   {:.1f} output tokens/s   {} completed   {} failed   {:.1f} s\n\n", s.qps,
+             s.output_tok_s, s.completed, s.failed, s.wall_s);
+  fmt::print("{:24}{:>10}{:>10}{:>10}{:>10}\n", "ms", "p50", "p95", "p99", "mean");
+  const auto row = [](const char* name, const Spread& d) {
+    fmt::print("{:24}{:>10.1f}{:>10.1f}{:>10.1f}{:>10.1f}\n", name, d.p50, d.p95, d.p99, d.mean);
+  };
+  row("time to first token", s.ttft), row("between tokens", s.itl), row("end to end", s.e2e);
+  if (!s.first_error.empty()) fmt::print("\nfirst failure: {}\n", s.first_error);
+}
+
+Load make_load(const BenchServeOptions& options, const std::string& model, Form form) {
+  Load load;
+  load.concurrency = options.concurrency;
+  load.timeout = TimeNs(options.timeout_ms) * 1'000'000;
+  Prompts prompts(options, form);
+  std::mt19937_64 random(options.seed);
+  std::exponential_distribution<double> gap(options.rate > 0 ? options.rate : 1);
+  double at = 0;
+  for (int i = 0; i < options.requests; ++i) {
+    load.exchanges.push_back(completion(model, prompts.next(), options.output_tokens, form));
+    if (options.rate > 0) load.start.push_back(TimeNs(at * 1e9)), at += gap(random);
+  }
+  return load;
+}
+
+}  // namespace
+
+int bench_serve(const BenchServeOptions& options) {
+  Result<Target> target = parse_target(options.url);
+  if (!target) {
+    failure(target.error());
+    return kExitWrongUse;
+  }
+  target->api_key = options.api_key;
+  const TimeNs timeout = TimeNs(options.timeout_ms) * 1'000'000;
+  Result<std::string> model =
+      options.model.empty() ? first_model(*target, timeout) : Result<std::string>(options.model);
+  if (!model) return failure(model.error());
+  const Result<Form> form = probe(*target, *model, options, timeout);
+  if (!form) return failure(form.error());
+  if (*form != Form::ids)
+    fmt::print(stderr, "this server takes no token ids: prompts are words, their length is about right\n");
+
+  const Load load = make_load(options, *model, *form);
+  const bool tty = isatty(STDERR_FILENO);
+  const auto progress = [&](size_t ended) {
+    if (tty) fmt::print(stderr, "\r\033[K{} of {} requests", ended, load.exchanges.size());
+  };
+  Result<std::vector<Outcome>> outcomes = run_load(*target, load, progress);
+  if (tty) fmt::print(stderr, "\r\033[K");
+  if (!outcomes) return failure(outcomes.error());
+  const Summary summary = summarize(*outcomes);
+  if (options.json)
+    print_json(summary);
+  else
+    print_table(summary);
+  return summary.completed > 0 ? 0 : failure("no request completed: " + summary.first_error);
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,370 @@
+// CLI11 lives in this file alone. Flags that set a key of sluice.yaml go through the table of keys, so that
+// both are checked alike; the environment is read here and nowhere else.
+#include "cli/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdlib>
+#include <deque>
+#include <utility>
+
+namespace sluice::cli {
+namespace {
+
+constexpr const char* kVersion = "0.1.0";
+
+// A flag that sets a key; applied after sluice.yaml has been read.
+struct KeyFlag {
+  const char* key;
+  std::string flag;
+  CLI::Option* option = nullptr;
+  std::vector<std::string> values;
+};
+
+class Parser {
+ public:
+  Parser();
+  std::variant<CommandLine, int> parse(int argc, char** argv);
+
+ private:
+  CLI::App* command(CLI::App& parent, const char* name, Command command, const char* text,
+                    const char* examples);
+  void add_model(CLI::App* app, bool required);
+  void add_key(CLI::App* app, const std::string& flag, const char* key, const char* text = nullptr);
+  void add_model_flags(CLI::App* app);
+  void add_sampling(CLI::App* app);
+  void add_serve();
+  void add_run_and_chat();
+  void add_inspect();
+  void add_bench();
+  Status settle();  // sluice.yaml, environment, flags, in this order
+  Status check() const;
+  std::string chosen_path() const;
+
+  CLI::App app_{"Serves Llama-class language models on any machine, and explains its own speed."};
+  CommandLine line_;
+  std::string model_, config_file_;
+  std::vector<std::string> settings_;  // --set KEY=VALUE
+  double kv_gib_ = 0;
+  CLI::Option* kv_gib_option_ = nullptr;
+  std::deque<KeyFlag> flags_;  // stable addresses: CLI11 keeps them
+  std::vector<std::pair<CLI::App*, Command>> commands_;
+};
+
+Parser::Parser() {
+  app_.name("sluice");
+  app_.set_version_flag("--version", std::string("sluice ") + kVersion);
+  app_.require_subcommand(1);
+  app_.get_formatter()->column_width(34);
+  app_.footer(
+      "Examples:\n"
+      "  sluice serve models/SmolLM2-135M-Instruct.Q4_1.gguf\n"
+      "  sluice run models/gemma-3-270m-q4_k_m.gguf -p 'The river rises in'\n"
+      "  sluice inspect ./Llama-3.2-1B-Instruct\n"
+      "\n`sluice COMMAND --help` shows a command's flags.");
+  add_serve();
+  add_run_and_chat();
+  add_inspect();
+  add_bench();
+}
+
+CLI::App* Parser::command(CLI::App& parent, const char* name, Command command, const char* text,
+                          const char* examples) {
+  CLI::App* app = parent.add_subcommand(name, text);
+  app->footer(std::string("Examples:\n") + examples);
+  app->get_formatter()->column_width(34);
+  commands_.emplace_back(app, command);
+  return app;
+}
+
+void Parser::add_model(CLI::App* app, bool required) {
+  CLI::Option* option = app->add_option("MODEL", model_, "A .gguf file or a Hugging Face folder");
+  if (required) option->required();
+}
+
+void Parser::add_key(CLI::App* app, const std::string& flag, const char* key, const char* text) {
+  const Key* row = find_key(key);
+  CHECK(row, key);
+  KeyFlag& entry = flags_.emplace_back(KeyFlag{key, flag.substr(0, flag.find(',')), nullptr, {}});
+  const std::string help = text ? text : row->help;
+  const KeySlot slot = row->slot(line_.config);
+  if (std::holds_alternative<bool*>(slot)) {
+    entry.option = app->add_flag_callback(
+        flag, [&entry] { entry.values = {"true"}; }, help);
+    return;
+  }
+  entry.option = app->add_option(flag, entry.values, help)->expected(1);
+  if (std::holds_alternative<std::vector<std::string>*>(slot))
+    entry.option->take_all();
+  else
+    entry.option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  if (std::holds_alternative<int*>(slot) || std::holds_alternative<size_t*>(slot))
+    entry.option->type_name("N");
+  else
+    entry.option->type_name(*row->choices ? row->choices + (*row->choices == '|') : "TEXT");
+}
+
+// What any command that loads a model may set.
+void Parser::add_model_flags(CLI::App* app) {
+  app->add_option("--config", config_file_, "Read sluice.yaml-style settings from FILE; flags override it")
+      ->type_name("FILE");
+  app->add_option("--set", settings_, "Set any key of sluice.yaml")
+      ->type_name("KEY=VALUE")
+      ->expected(1)
+      ->take_all();
+  add_key(app, "--device", "device");
+  add_key(app, "--threads", "cpu.threads");
+  add_key(app, "--instruction-set", "cpu.instruction_set");
+  add_key(app, "--ctx", "engine.max_context");
+  add_key(app, "--log-level", "log.level");
+  add_key(app, "--log-json", "log.json");
+}
+
+void Parser::add_serve() {
+  CLI::App* app = command(app_, "serve", Command::serve, "Serve a model over HTTP",
+                          "  sluice serve models/SmolLM2-135M-Instruct.Q4_1.gguf\n"
+                          "  sluice serve MODEL --host 0.0.0.0 --port 8080 --threads 4\n"
+                          "  sluice serve MODEL --config sluice.yaml --max-sequences 32\n"
+                          "  sluice serve MODEL --dry-run       # memory and limits, without loading\n"
+                          "  sluice serve --print-config        # a sluice.yaml to start from\n");
+  add_model(app, false);
+  add_model_flags(app);
+  add_key(app, "--host", "server.host");
+  add_key(app, "--port", "server.port");
+  add_key(app, "--model-name", "server.model_name");
+  add_key(app, "--api-key", "server.api_keys");
+  add_key(app, "--chat-template", "model.chat_template_file");
+  add_key(app, "--max-sequences", "engine.max_sequences");
+  add_key(app, "--max-queue", "engine.max_queue");
+  add_key(app, "--step-tokens", "engine.step_tokens");
+  add_key(app, "--kv-bytes", "engine.kv_bytes");
+  kv_gib_option_ =
+      app->add_option("--kv-gib", kv_gib_, "The same in GiB")->type_name("GIB")->check(CLI::Range(0.0, 1e6));
+  app->add_flag("--dry-run", line_.serve.dry_run, "Print what would be decided at start, and stop");
+  app->add_flag("--print-config", line_.serve.print_config, "Print the settings as sluice.yaml, and stop");
+  app->add_flag("--print-schema", line_.serve.print_schema, "Print the JSON schema of sluice.yaml, and stop");
+}
+
+void Parser::add_sampling(CLI::App* app) {
+  GenerateOptions& g = line_.generate;
+  app->add_option("-n,--max-tokens", g.max_tokens, "Tokens to generate at most")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app->add_option("--temperature", g.temperature, "0: greedy")->check(CLI::Range(0.0, 100.0));
+  app->add_option("--top-p", g.top_p, "Keep the likeliest tokens up to this sum")->check(CLI::Range(0.0, 1.0));
+  app->add_option("--top-k", g.top_k, "Keep so many of the likeliest tokens; 0: all")
+      ->check(CLI::Range(0, 1 << 20));
+  app->add_option("--min-p", g.min_p, "Drop tokens less likely than this share of the likeliest")
+      ->check(CLI::Range(0.0, 1.0));
+  app->add_option("--seed", g.seed, "The same seed gives the same tokens again")->check(CLI::NonNegativeNumber);
+}
+
+void Parser::add_run_and_chat() {
+  CLI::App* run = command(app_, "run", Command::run, "Complete one prompt and print it",
+                          "  sluice run models/gemma-3-270m-q4_k_m.gguf -p 'The river rises in' -n 40\n"
+                          "  sluice run MODEL -p 'Once upon a time' --temperature 0.8 --seed 7\n"
+                          "  sluice run MODEL -p - < prompt.txt > answer.txt\n");
+  add_model(run, true);
+  run->add_option("-p,--prompt", line_.generate.prompt, "The text to go on from; -: standard input")
+      ->required();
+  run->add_flag("--raw", line_.generate.raw, "Special-token text in the prompt is ordinary text");
+  add_sampling(run);
+  add_model_flags(run);
+
+  CLI::App* chat = command(app_, "chat", Command::chat, "Talk to a model, line by line",
+                           "  sluice chat models/SmolLM2-135M-Instruct.Q4_1.gguf\n"
+                           "  sluice chat MODEL --system 'Answer in one sentence.' --temperature 0.7\n"
+                           "  sluice chat base-model.gguf --chat-template chatml.jinja\n");
+  add_model(chat, true);
+  chat->add_option("--system", line_.generate.system, "A system message to start with");
+  add_sampling(chat);
+  add_model_flags(chat);
+  add_key(chat, "--chat-template", "model.chat_template_file");
+}
+
+void Parser::add_inspect() {
+  CLI::App* app = command(app_, "inspect", Command::inspect, "What a model file holds, without loading it",
+                          "  sluice inspect models/SmolLM2-135M-Instruct.Q4_1.gguf\n"
+                          "  sluice inspect MODEL --tensors\n"
+                          "  sluice inspect MODEL --json | jq .memory\n");
+  add_model(app, true);
+  app->add_flag("--tensors", line_.inspect.tensors, "One line per tensor");
+  app->add_flag("--json", line_.inspect.json, "One JSON object, tensors included");
+  add_key(app, "--ctx", "engine.max_context");
+}
+
+void Parser::add_bench() {
+  CLI::App* bench = app_.add_subcommand("bench", "Measure the engine, or any server with the OpenAI API");
+  bench->require_subcommand(1);
+  bench->footer(
+      "Examples:\n"
+      "  sluice bench engine models/SmolLM2-135M-Instruct.Q4_1.gguf\n"
+      "  sluice bench serve --url http://127.0.0.1:8000 --concurrency 16\n");
+
+  BenchEngineOptions& e = line_.bench_engine;
+  CLI::App* engine =
+      command(*bench, "engine", Command::bench_engine, "Prefill and decode speed at batch sizes and depths",
+              "  sluice bench engine MODEL --prompt-tokens 512 --generate-tokens 64\n"
+              "  sluice bench engine MODEL --batch 1,4,16 --depth 0,1024 --threads 2 --json\n"
+              "  sluice bench engine --dummy llama-3.2-1b:int4 --batch 1\n");
+  add_model(engine, false);
+  engine
+      ->add_option("--dummy", e.dummy,
+                   "Random weights of a shape: a name (smollm2-135m, qwen2.5-0.5b, llama-3.2-1b, llama-3.2-3b, "
+                   "llama-3-8b) and a format (:int4 :int8 :bf16 :f16 :f32)")
+      ->type_name("SHAPE");
+  engine->add_option("--prompt-tokens", e.prompt_tokens, "Lengths of prompt to prefill")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  engine->add_option("--generate-tokens", e.generate_tokens, "Tokens to decode per sequence; 0: none")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  engine->add_option("--batch", e.batch, "Sequences decoding together")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  engine->add_option("--depth", e.depth, "Tokens already in the cache")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  engine->add_option("--repeat", e.repeat, "Runs of each; the median counts")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  engine->add_flag("--json", e.json, "One JSON object instead of tables");
+  add_model_flags(engine);
+
+  BenchServeOptions& s = line_.bench_serve;
+  CLI::App* serve = command(
+      *bench, "serve", Command::bench_serve, "Load on any server with the OpenAI API",
+      "  sluice bench serve --url http://127.0.0.1:8000 --concurrency 16 --requests 128\n"
+      "  sluice bench serve --url http://127.0.0.1:8000 --rate 4 --requests 200 --json\n"
+      "  sluice bench serve --url http://host:8080 --concurrency 8 --input-tokens 512 --output-tokens 32\n");
+  serve->add_option("--url", s.url, "http://HOST:PORT[/PREFIX]; /v1/completions is asked")->required();
+  serve->add_option("--model", s.model, "Name to send; default: the first of /v1/models");
+  serve->add_option("--api-key", s.api_key, "Bearer token");
+  CLI::Option* concurrency =
+      serve->add_option("--concurrency", s.concurrency, "Closed loop: so many requests always in flight")
+          ->check(CLI::Range(1, 16384));
+  CLI::Option* rate = serve->add_option("--rate", s.rate, "Open loop: requests a second, Poisson arrivals")
+                          ->check(CLI::Range(1e-3, 1e6));
+  concurrency->excludes(rate);
+  serve->add_option("--requests", s.requests, "How many in all")
+      ->check(CLI::Range(1, 1 << 24))
+      ->capture_default_str();
+  serve->add_option("--input-tokens", s.input_tokens, "Prompt length")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  serve->add_option("--output-tokens", s.output_tokens, "Tokens to ask for")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  serve->add_option("--shared-prefix", s.shared_prefix, "Of the prompt, tokens that all requests share")
+      ->check(CLI::Range(0, 1 << 20));
+  serve->add_option("--seed", s.seed, "Of prompts and arrivals")->capture_default_str();
+  serve->add_option("--timeout-ms", s.timeout_ms, "Of one request")
+      ->check(CLI::Range(1, 1 << 30))
+      ->capture_default_str();
+  serve->add_flag("--json", s.json, "One JSON object instead of a table");
+}
+
+Status Parser::settle() {
+  Config& config = line_.config;
+  if (!config_file_.empty())
+    if (Status status = load_config_file(config, config_file_); !status) return status;
+  if (const char* key = std::getenv("SLUICE_API_KEY"); key && *key) config.server.api_keys.emplace_back(key);
+  for (const std::string& setting : settings_) {
+    const size_t equals = setting.find('=');
+    if (equals == std::string::npos)
+      return Error{ErrorCode::kInvalidArgument, "--set: expected KEY=VALUE, got '" + setting + "'"};
+    const std::string name = setting.substr(0, equals);
+    if (Status status = set_key(config, name, setting.substr(equals + 1)); !status)
+      return Error{ErrorCode::kInvalidArgument, "--set " + name + ": " + status.error().message};
+  }
+  if (kv_gib_option_->count() > 0) config.model.engine.kv_bytes = size_t(kv_gib_ * double(1u << 30));
+  for (KeyFlag& flag : flags_) {
+    if (flag.option->count() == 0) continue;
+    if (Status status = set_key(config, *find_key(flag.key), flag.values); !status)
+      return Error{ErrorCode::kInvalidArgument, flag.flag + ": " + status.error().message};
+  }
+  if (!model_.empty()) config.model.path = model_;
+  return {};
+}
+
+Status Parser::check() const {
+  const auto wrong = [](const char* message) { return Error{ErrorCode::kInvalidArgument, message}; };
+  const bool has_model = !line_.config.model.path.empty();
+  const BenchServeOptions& s = line_.bench_serve;
+  switch (line_.command) {
+    case Command::serve:
+      if (!has_model && !line_.serve.print_config && !line_.serve.print_schema)
+        return wrong("MODEL is required");
+      break;
+    case Command::bench_engine:
+      if (has_model == !line_.bench_engine.dummy.empty()) return wrong("give MODEL or --dummy SHAPE");
+      break;
+    case Command::bench_serve:
+      if (s.concurrency == 0 && s.rate == 0) return wrong("give --concurrency or --rate");
+      if (s.shared_prefix > s.input_tokens) return wrong("--shared-prefix: more than --input-tokens");
+      break;
+    default:
+      break;
+  }
+  return {};
+}
+
+std::string Parser::chosen_path() const {
+  std::string path = "sluice";
+  for (const CLI::App* at = &app_; !at->get_subcommands().empty(); at = at->get_subcommands().front())
+    path += " " + at->get_subcommands().front()->get_name();
+  return path;
+}
+
+int wrong_use(const std::string& message, const std::string& path) {
+  std::fprintf(stderr, "sluice: %s; try: %s --help\n", message.c_str(), path.c_str());
+  return kExitWrongUse;
+}
+
+bool has_command(const CLI::App& app, const std::string& word) {
+  const auto commands = app.get_subcommands(nullptr);
+  return std::any_of(commands.begin(), commands.end(),
+                     [&](const CLI::App* c) { return c->get_name() == word; });
+}
+
+// A first word that is no command gets the nearest one suggested. `help [COMMAND…]` asks for --help of COMMAND.
+std::string unknown_command(const CLI::App& app, const std::string& word) {
+  std::vector<std::string> names;
+  for (const CLI::App* sub : app.get_subcommands(nullptr)) names.push_back(sub->get_name());
+  const std::string near = nearest_name(word, names);
+  return "no command named '" + word + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?");
+}
+
+std::variant<CommandLine, int> Parser::parse(int argc, char** argv) {
+  std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  if (words.empty()) words = {"--help"};
+  if (words[0] == "help") {
+    words.erase(words.begin());
+    words.push_back("--help");
+  }
+  if (!words[0].starts_with('-') && !has_command(app_, words[0]))
+    return wrong_use(unknown_command(app_, words[0]), "sluice");
+  try {
+    std::vector<std::string> reversed(words.rbegin(), words.rend());
+    app_.parse(reversed);
+    for (const auto& [app, command] : commands_)
+      if (app->parsed()) line_.command = command;
+    if (Status status = settle(); !status) return wrong_use(status.error().message, chosen_path());
+    if (Status status = check(); !status) return wrong_use(status.error().message, chosen_path());
+    return std::move(line_);
+  } catch (const CLI::Success& e) {
+    app_.exit(e);  // prints help or version
+    return 0;
+  } catch (const CLI::ParseError& e) {
+    return wrong_use(e.what(), chosen_path());
+  }
+}
+
+}  // namespace
+
+std::variant<CommandLine, int> parse_command_line(int argc, char** argv) { return Parser().parse(argc, argv); }
+
+}  // namespace sluice::cli

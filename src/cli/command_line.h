@@ -1,0 +1,81 @@
+// What the user typed, as plain values. CLI11 lives in command_line.cc alone.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "cli/config.h"
+
+namespace sluice::cli {
+
+inline constexpr int kExitFailure = 1;   // one line on stderr says why
+inline constexpr int kExitWrongUse = 2;  // the command line or sluice.yaml is at fault
+
+struct ServeOptions {
+  bool dry_run = false;
+  bool print_config = false;
+  bool print_schema = false;
+};
+
+// Sampling of `run` and `chat`; negative temperature and top_k -1: the model's own default, else greedy.
+struct GenerateOptions {
+  std::string prompt;  // run only; "-": standard input
+  int max_tokens = 256;
+  float temperature = -1;
+  float top_p = -1;
+  float min_p = -1;
+  int top_k = -1;
+  int64_t seed = -1;   // -1: a new one each time
+  std::string system;  // chat only
+  bool raw = false;    // run only: special-token text in the prompt stays text
+};
+
+struct InspectOptions {
+  bool json = false;
+  bool tensors = false;  // one line per tensor instead of one per type
+};
+
+struct BenchEngineOptions {
+  std::string dummy;  // a shape instead of a model
+  std::vector<int> prompt_tokens = {512};
+  std::vector<int> batch = {1};
+  std::vector<int> depth = {0};
+  int generate_tokens = 64;
+  int repeat = 3;
+  bool json = false;
+};
+
+struct BenchServeOptions {
+  std::string url;
+  std::string model;  // empty: the first of /v1/models
+  std::string api_key;
+  int concurrency = 0;  // closed loop; or
+  double rate = 0;      // open loop, requests a second, Poisson arrivals
+  int requests = 64;
+  int input_tokens = 128;
+  int output_tokens = 64;
+  int shared_prefix = 0;  // of the input tokens, how many are the same in every request
+  uint64_t seed = 1;
+  int timeout_ms = 300000;  // of one request
+  bool json = false;
+};
+
+enum class Command { serve, run, chat, inspect, bench_engine, bench_serve };
+
+struct CommandLine {
+  Command command = Command::serve;
+  Config config;  // defaults, then sluice.yaml, then flags
+  ServeOptions serve;
+  GenerateOptions generate;
+  InspectOptions inspect;
+  BenchEngineOptions bench_engine;
+  BenchServeOptions bench_serve;
+};
+
+// The command line, or the exit status where nothing is left to do (help was printed, or the use was wrong and
+// said so).
+std::variant<CommandLine, int> parse_command_line(int argc, char** argv);
+
+}  // namespace sluice::cli

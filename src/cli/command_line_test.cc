@@ -1,0 +1,131 @@
+#include "cli/command_line.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+namespace sluice::cli {
+namespace {
+
+std::variant<CommandLine, int> parse(std::vector<std::string> words) {
+  words.insert(words.begin(), "sluice");
+  std::vector<char*> argv;
+  for (std::string& w : words) argv.push_back(w.data());
+  return parse_command_line(int(argv.size()), argv.data());
+}
+
+CommandLine good(const std::vector<std::string>& words) {
+  std::variant<CommandLine, int> parsed = parse(words);
+  if (int* status = std::get_if<int>(&parsed)) {
+    ADD_FAILURE() << "exit status " << *status;
+    return {};
+  }
+  return std::get<CommandLine>(std::move(parsed));
+}
+
+// The exit status, and the one line on stderr.
+std::pair<int, std::string> bad(const std::vector<std::string>& words) {
+  testing::internal::CaptureStderr();
+  testing::internal::CaptureStdout();
+  std::variant<CommandLine, int> parsed = parse(words);
+  testing::internal::GetCapturedStdout();
+  const std::string said = testing::internal::GetCapturedStderr();
+  const int* status = std::get_if<int>(&parsed);
+  return {status ? *status : -1, said};
+}
+
+TEST(CommandLine, ServeFlagsSetKeys) {
+  const CommandLine line =
+      good({"serve",     "m.gguf",   "--host",       "::1",   "--port",          "0",
+            "--threads", "3",        "--ctx",        "2048",  "--max-sequences", "7",
+            "--kv-gib",  "1.5",      "--model-name", "x",     "--api-key",       "a",
+            "--api-key", "b",        "--log-level",  "warn",  "--log-json",      "--chat-template",
+            "t.jinja",   "--device", "cpu",          "--set", "server.max_n=5"});
+  EXPECT_EQ(line.command, Command::serve);
+  EXPECT_EQ(line.config.model.path, "m.gguf");
+  EXPECT_EQ(line.config.server.host, "::1");
+  EXPECT_EQ(line.config.server.port, 0);
+  EXPECT_EQ(line.config.model.cpu.threads, 3);
+  EXPECT_EQ(line.config.model.engine.max_context, 2048);
+  EXPECT_EQ(line.config.model.engine.max_sequences, 7);
+  EXPECT_EQ(line.config.model.engine.kv_bytes, size_t(3) << 29);
+  EXPECT_EQ(line.config.server.model_name, "x");
+  EXPECT_EQ(line.config.server.api_keys, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(line.config.log_level, "warn");
+  EXPECT_TRUE(line.config.log_json);
+  EXPECT_EQ(line.config.model.chat_template_file, "t.jinja");
+  EXPECT_EQ(line.config.server.max_n, 5);
+}
+
+TEST(CommandLine, LaterFlagWins) {
+  EXPECT_EQ(good({"serve", "m", "--port", "1", "--port", "2"}).config.server.port, 2);
+}
+
+TEST(CommandLine, EnvironmentAddsAKey) {
+  setenv("SLUICE_API_KEY", "from-env", 1);
+  EXPECT_EQ(good({"serve", "m"}).config.server.api_keys, std::vector<std::string>{"from-env"});
+  unsetenv("SLUICE_API_KEY");
+}
+
+TEST(CommandLine, BenchEngineTakesLists) {
+  const CommandLine line = good({"bench", "engine", "m", "--batch", "1,4,16", "--depth", "0,1024",
+                                 "--prompt-tokens", "512,64", "--json"});
+  EXPECT_EQ(line.command, Command::bench_engine);
+  EXPECT_EQ(line.bench_engine.batch, (std::vector<int>{1, 4, 16}));
+  EXPECT_EQ(line.bench_engine.depth, (std::vector<int>{0, 1024}));
+  EXPECT_EQ(line.bench_engine.prompt_tokens, (std::vector<int>{512, 64}));
+  EXPECT_TRUE(line.bench_engine.json);
+}
+
+TEST(CommandLine, WrongUseIsTwoAndOneLine) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"srve"}, "no command named 'srve'; did you mean 'serve'?"},
+      {{"serve"}, "MODEL is required"},
+      {{"serve", "m", "--port", "70000"}, "--port: expected an integer from 0 to 65535, got '70000'"},
+      {{"serve", "m", "--port", "x"}, "--port: expected"},
+      {{"serve", "m", "--log-level", "loud"}, "--log-level: expected one of"},
+      {{"serve", "m", "--set", "server.prot=1"}, "did you mean 'server.port'?"},
+      {{"serve", "m", "--set", "server.port"}, "expected KEY=VALUE"},
+      {{"serve", "m", "--config", "/nowhere.yaml"}, "/nowhere.yaml: cannot be read"},
+      {{"serve", "m", "more"}, "more"},
+      {{"serve", "m", "--no-such-flag"}, "--no-such-flag"},
+      {{"run", "m"}, "--prompt"},
+      {{"run", "m", "-p", "x", "-n", "0"}, "--max-tokens"},
+      {{"bench"}, "subcommand"},
+      {{"bench", "engine"}, "give MODEL or --dummy"},
+      {{"bench", "engine", "m", "--batch", "0"}, "--batch"},
+      {{"bench", "serve", "--url", "http://h"}, "give --concurrency or --rate"},
+      {{"bench", "serve", "--url", "http://h", "--rate", "1", "--concurrency", "1"}, "--rate"},
+      {{"bench", "serve", "--url", "http://h", "--rate", "1", "--input-tokens", "4", "--shared-prefix", "5"},
+       "--shared-prefix"},
+  };
+  for (const auto& [words, message] : cases) {
+    const auto [status, said] = bad(words);
+    EXPECT_EQ(status, kExitWrongUse) << message;
+    EXPECT_NE(said.find(message), std::string::npos) << said;
+    EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+  }
+}
+
+TEST(CommandLine, HelpIsSuccessWithExamples) {
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"--help"},
+                                             {"help"},
+                                             {"serve", "--help"},
+                                             {"help", "run"},
+                                             {"chat", "--help"},
+                                             {"inspect", "--help"},
+                                             {"bench", "--help"},
+                                             {"bench", "engine", "--help"},
+                                             {"bench", "serve", "--help"}}) {
+    testing::internal::CaptureStdout();
+    const std::variant<CommandLine, int> parsed = parse(words);
+    const std::string said = testing::internal::GetCapturedStdout();
+    ASSERT_TRUE(std::holds_alternative<int>(parsed)) << words[0];
+    EXPECT_EQ(std::get<int>(parsed), 0);
+    EXPECT_NE(said.find("Examples:"), std::string::npos) << words[0];
+  }
+}
+
+}  // namespace
+}  // namespace sluice::cli

@@ -1,0 +1,19 @@
+// One function per subcommand, one file each. All return the exit status; what failed is one line on stderr.
+#pragma once
+
+#include "cli/command_line.h"
+
+namespace sluice::cli {
+
+int serve(const Config& config, const ServeOptions& options);
+int run(const Config& config, const GenerateOptions& options);
+int chat(const Config& config, const GenerateOptions& options);
+int inspect(const Config& config, const InspectOptions& options);
+int bench_engine(const Config& config, const BenchEngineOptions& options);
+int bench_serve(const BenchServeOptions& options);
+
+// "sluice: message" on stderr.
+int failure(const std::string& message);
+int failure(const Error& error);
+
+}  // namespace sluice::cli

@@ -1,0 +1,57 @@
+// Everything that can be set, from three places: defaults, sluice.yaml, flags; later ones win. One table of
+// keys (config_keys.cc) drives reading, checking, --print-config, --print-schema and docs/configuration.md.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/result.h"
+#include "engine/served_model.h"
+#include "server/server.h"
+
+namespace sluice::cli {
+
+struct Config {
+  LoadOptions model;
+  ServerConfig server;
+  int drain_timeout_ms = 30000;  // from SIGTERM until answers still running are cut off
+  std::string log_level = "info";
+  bool log_json = false;
+};
+
+// Where a key's value lives. The alternative is the key's type.
+using KeySlot = std::variant<bool*, int*, size_t*, std::string*, std::vector<std::string>*>;
+
+struct Key {
+  const char* name;  // path in sluice.yaml, dots between levels: "server.port"
+  const char* room;  // whose setting it is
+  const char* unit;  // "ms", "bytes", "tokens", or ""
+  KeySlot (*slot)(Config&);
+  int64_t min, max;     // of numbers
+  const char* choices;  // of texts: "a|b|c"; empty: any
+  const char* help;     // one sentence
+};
+
+std::span<const Key> config_keys();
+const Key* find_key(std::string_view name);
+
+// Errors say what was expected, without where it came from. `values`: one, or any number for a list.
+Status set_key(Config& config, const Key& key, std::span<const std::string> values);
+Status set_key(Config& config, std::string_view name,
+               const std::string& value);  // also: unknown name, with the nearest
+
+// Reads sluice.yaml over `config`. Errors are one line: file, line number, key, what was expected.
+Status load_config_file(Config& config, const std::string& path);
+
+// The table, shown. print_config is a sluice.yaml that gives this very config (keys of secrets left out).
+std::string print_config(const Config& config);
+std::string print_schema();
+
+// The name nearest to `name` by edit distance, or empty if none is near.
+std::string nearest_name(std::string_view name, std::span<const std::string> known);
+
+}  // namespace sluice::cli

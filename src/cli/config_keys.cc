@@ -1,0 +1,280 @@
+#include <fmt/format.h>
+
+#include <charconv>
+#include <limits>
+
+#include "cli/config.h"
+#include "server/json_writer.h"
+
+namespace sluice::cli {
+namespace {
+
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMaxInt = std::numeric_limits<int>::max();
+
+#define SLOT(member) [](Config& c) -> KeySlot { return &c.member; }
+
+const Key kKeys[] = {
+    {"model.path", "engine", "", SLOT(model.path), 0, 0, "",
+     "A .gguf file or a Hugging Face folder; the argument MODEL overrides it."},
+    {"model.chat_template_file", "text", "", SLOT(model.chat_template_file), 0, 0, "",
+     "A Jinja file that replaces the model's own chat template."},
+    {"device", "engine", "", SLOT(model.device), 0, 0, "",
+     "Where the model runs: auto, cpu or cuda[:N]; this build has cpu."},
+
+    {"cpu.threads", "tensor", "threads", SLOT(model.cpu.threads), 0, 1024, "",
+     "Members of the CPU backend's thread team; 0: one per physical core this process may use."},
+    {"cpu.instruction_set", "tensor", "", SLOT(model.cpu.instruction_set), 0, 0, "|scalar|avx2|avx512-vnni|amx",
+     "Forces the kernels down to an older instruction set; empty: the best the processor has."},
+
+    {"engine.max_sequences", "engine", "sequences", SLOT(model.engine.max_sequences), 1, 4096, "",
+     "Sequences that run at the same time; more wait in the queue."},
+    {"engine.max_queue", "engine", "requests", SLOT(model.engine.max_queue), 1, 1 << 20, "",
+     "Requests that may wait; beyond it the answer is 429."},
+    {"engine.step_tokens", "engine", "tokens", SLOT(model.engine.step_tokens), 1, 1 << 16, "",
+     "Token budget of one step: one for each decoding sequence first, then chunks of waiting prompts."},
+    {"engine.block_tokens", "kv", "tokens", SLOT(model.engine.block_tokens), 8, 64, "",
+     "Tokens in one block of the KV cache."},
+    {"engine.kv_bytes", "kv", "bytes", SLOT(model.engine.kv_bytes), 0, kNoLimit, "",
+     "Memory of the KV cache; 0: chosen from free memory and the model's context."},
+    {"engine.max_context", "engine", "tokens", SLOT(model.engine.max_context), 0, kMaxInt, "",
+     "Longest prompt plus answer; 0: what the model was trained for."},
+    {"engine.logit_rows", "engine", "rows", SLOT(model.engine.logit_rows), 1, 4096, "",
+     "Rows of logits computed at a time; bounds the memory that prompt log-probabilities take."},
+
+    {"server.host", "server", "", SLOT(server.host), 0, 0, "", "Address to listen on."},
+    {"server.port", "server", "", SLOT(server.port), 0, 65535, "",
+     "Port to listen on; 0: any free one, printed at start."},
+    {"server.network_threads", "server", "threads", SLOT(server.network_threads), 1, 256, "",
+     "Threads that own connections."},
+    {"server.text_threads", "server", "threads", SLOT(server.text_threads), 1, 256, "",
+     "Threads that tokenize long prompts and render templates."},
+    {"server.model_name", "server", "", SLOT(server.model_name), 0, 0, "",
+     "Name of the model in the API; empty: the file's or folder's name."},
+    {"server.api_keys", "server", "", SLOT(server.api_keys), 0, 0, "",
+     "Bearer tokens that are let in; none: everyone. The environment variable SLUICE_API_KEY adds one."},
+    {"server.max_body_bytes", "server", "bytes", SLOT(server.max_body_bytes), 1024, int64_t(1) << 32, "",
+     "Longest request body; longer ones are answered with 413."},
+    {"server.max_header_bytes", "server", "bytes", SLOT(server.max_header_bytes), 1024, 1 << 24, "",
+     "Longest request head; longer ones are answered with 431."},
+    {"server.max_connections", "server", "connections", SLOT(server.max_connections), 1, 1 << 20, "",
+     "Open connections."},
+    {"server.header_timeout_ms", "server", "ms", SLOT(server.header_timeout_ms), 1, kMaxInt, "",
+     "From the first byte of a request head to its end."},
+    {"server.body_timeout_ms", "server", "ms", SLOT(server.body_timeout_ms), 1, kMaxInt, "",
+     "From the head to the end of the body."},
+    {"server.idle_timeout_ms", "server", "ms", SLOT(server.idle_timeout_ms), 1, kMaxInt, "",
+     "Between two requests on one connection."},
+    {"server.write_timeout_ms", "server", "ms", SLOT(server.write_timeout_ms), 1, kMaxInt, "",
+     "A client that takes nothing for so long is dropped."},
+    {"server.max_n", "server", "answers", SLOT(server.max_n), 1, 4096, "", "Largest n of a request."},
+    {"server.max_prompts", "server", "prompts", SLOT(server.max_prompts), 1, 65536, "",
+     "Prompts in one completions request."},
+    {"server.max_completions", "server", "answers", SLOT(server.max_completions), 1, 65536, "",
+     "Prompts times n of one request."},
+    {"server.drain_timeout_ms", "cli", "ms", SLOT(drain_timeout_ms), 0, kMaxInt, "",
+     "After SIGTERM, how long running answers may take to finish."},
+
+    {"log.level", "cli", "", SLOT(log_level), 0, 0, "debug|info|warn|error|off",
+     "Least important line that is written to stderr."},
+    {"log.json", "cli", "", SLOT(log_json), 0, 0, "", "Log lines as JSON objects."},
+};
+
+#undef SLOT
+
+// `choices` is "a|b|c".
+std::vector<std::string> split_choices(std::string_view choices) {
+  std::vector<std::string> out;
+  for (size_t at = 0; at <= choices.size();) {
+    const size_t end = std::min(choices.find('|', at), choices.size());
+    out.emplace_back(choices.substr(at, end - at));
+    at = end + 1;
+  }
+  return out;
+}
+
+Error expected(const std::string& what, const std::string& got) {
+  return {ErrorCode::kInvalidArgument, fmt::format("expected {}, got '{}'", what, got)};
+}
+
+std::string number_expectation(const Key& key) {
+  if (key.max == kNoLimit || key.max == kMaxInt) return fmt::format("an integer of at least {}", key.min);
+  return fmt::format("an integer from {} to {}", key.min, key.max);
+}
+
+Result<int64_t> parse_number(const Key& key, const std::string& text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < key.min || value > key.max)
+    return expected(number_expectation(key), text);
+  return value;
+}
+
+Status set_slot(const Key& key, bool* slot, const std::string& text) {
+  if (text != "true" && text != "false") return expected("true or false", text);
+  *slot = text == "true";
+  return {};
+}
+
+template <typename Number>
+Status set_number(const Key& key, Number* slot, const std::string& text) {
+  Result<int64_t> value = parse_number(key, text);
+  if (!value) return std::move(value).error();
+  *slot = Number(*value);
+  return {};
+}
+Status set_slot(const Key& key, int* slot, const std::string& text) { return set_number(key, slot, text); }
+Status set_slot(const Key& key, size_t* slot, const std::string& text) { return set_number(key, slot, text); }
+
+Status set_slot(const Key& key, std::string* slot, const std::string& text) {
+  if (*key.choices) {
+    const std::vector<std::string> choices = split_choices(key.choices);
+    if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
+      std::string list;
+      for (const std::string& c : choices)
+        if (!c.empty()) list += (list.empty() ? "" : ", ") + c;
+      return expected("one of " + list, text);
+    }
+  }
+  *slot = text;
+  return {};
+}
+Status set_slot(const Key&, std::vector<std::string>* slot, const std::string& text) {
+  slot->push_back(text);
+  return {};
+}
+
+std::string quoted(const std::string& text) {
+  std::string out;
+  append_json_string(out, text);
+  return out;
+}
+
+bool is_secret(const Key& key) { return std::string_view(key.name) == "server.api_keys"; }
+
+std::string shown(const bool* v) { return *v ? "true" : "false"; }
+std::string shown(const int* v) { return fmt::format("{}", *v); }
+std::string shown(const size_t* v) { return fmt::format("{}", *v); }
+std::string shown(const std::string* v) { return quoted(*v); }
+std::string shown(const std::vector<std::string>* v) {
+  std::string out = "[";
+  for (const std::string& s : *v) out += (out.size() > 1 ? ", " : "") + quoted(s);
+  return out + "]";
+}
+
+const char* json_type(const KeySlot& slot) {
+  static constexpr const char* kTypes[] = {"boolean", "integer", "integer", "string", "array"};
+  return kTypes[slot.index()];
+}
+
+// One leaf of the schema, with where the setting belongs and its unit beside the standard words.
+std::string schema_leaf(const Key& key, const KeySlot& slot) {
+  std::string json;
+  JsonWriter out(json);
+  out.begin_object();
+  out.key("type").string(json_type(slot));
+  out.key("description").string(key.help);
+  out.key("default").raw(std::visit([](auto* v) { return shown(v); }, slot));
+  if (slot.index() == 1 || slot.index() == 2) {
+    out.key("minimum").integer(key.min);
+    if (key.max != kNoLimit && key.max != kMaxInt) out.key("maximum").integer(key.max);
+  }
+  if (slot.index() == 4) out.key("items").raw(R"({"type":"string"})");
+  if (*key.choices) {
+    out.key("enum").begin_array();
+    for (const std::string& c : split_choices(key.choices)) out.string(c);
+    out.end_array();
+  }
+  if (*key.unit) out.key("x-unit").string(key.unit);
+  out.key("x-room").string(key.room);
+  out.end_object();
+  return json;
+}
+
+std::string_view section_of(std::string_view name) {
+  const size_t dot = name.find('.');
+  return dot == std::string_view::npos ? std::string_view() : name.substr(0, dot);
+}
+std::string_view leaf_of(std::string_view name) { return name.substr(name.find('.') + 1); }
+
+}  // namespace
+
+std::span<const Key> config_keys() { return kKeys; }
+
+const Key* find_key(std::string_view name) {
+  for (const Key& key : kKeys)
+    if (name == key.name) return &key;
+  return nullptr;
+}
+
+Status set_key(Config& config, const Key& key, std::span<const std::string> values) {
+  const KeySlot slot = key.slot(config);
+  if (auto* list = std::get_if<std::vector<std::string>*>(&slot)) (*list)->clear();
+  for (const std::string& value : values) {
+    Status status = std::visit([&](auto* v) { return set_slot(key, v, value); }, slot);
+    if (!status) return status;
+  }
+  return {};
+}
+
+Status set_key(Config& config, std::string_view name, const std::string& value) {
+  if (const Key* key = find_key(name)) return set_key(config, *key, std::span(&value, 1));
+  std::vector<std::string> names;
+  for (const Key& key : kKeys) names.emplace_back(key.name);
+  const std::string near = nearest_name(name, names);
+  return Error{
+      ErrorCode::kInvalidArgument,
+      fmt::format("unknown key '{}'{}", name, near.empty() ? "" : fmt::format("; did you mean '{}'?", near))};
+}
+
+std::string print_config(const Config& config) {
+  Config shown_config = config;
+  std::string out = "# Every key of sluice.yaml with its present value.\n";
+  std::string_view section;
+  for (const Key& key : kKeys) {
+    const std::string_view at = section_of(key.name);
+    if (at != section && !at.empty()) out += fmt::format("\n{}:\n", at);
+    section = at;
+    const char* indent = at.empty() ? "" : "  ";
+    const std::string value =
+        is_secret(key) ? "[]" : std::visit([](auto* v) { return shown(v); }, key.slot(shown_config));
+    out += fmt::format("{}{}: {}  # {}{}\n", indent, leaf_of(key.name), value,
+                       *key.unit ? fmt::format("[{}] ", key.unit) : "", key.help);
+  }
+  return out;
+}
+
+std::string print_schema() {
+  Config defaults;
+  std::string json;
+  JsonWriter out(json);
+  out.begin_object();
+  out.key("$schema").string("https://json-schema.org/draft/2020-12/schema");
+  out.key("title").string("sluice.yaml");
+  out.key("type").string("object");
+  out.key("additionalProperties").boolean(false);
+  out.key("properties").begin_object();
+  std::string_view section;
+  const auto close_section = [&] {
+    if (!section.empty()) out.end_object().end_object();
+  };
+  for (const Key& key : kKeys) {
+    const std::string_view at = section_of(key.name);
+    if (at != section) {
+      close_section();
+      section = at;
+      if (!at.empty()) {
+        out.key(at).begin_object();
+        out.key("type").string("object");
+        out.key("additionalProperties").boolean(false);
+        out.key("properties").begin_object();
+      }
+    }
+    out.key(leaf_of(key.name)).raw(schema_leaf(key, key.slot(defaults)));
+  }
+  close_section();
+  out.end_object().end_object();
+  return json + "\n";
+}
+
+}  // namespace sluice::cli

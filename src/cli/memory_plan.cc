@@ -1,0 +1,82 @@
+#include "cli/memory_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace sluice::cli {
+
+size_t canonical_bytes(const WeightFormat& format, int64_t elements) {
+  const auto n = size_t(elements);
+  switch (format.element) {
+    case WeightElement::f32:
+      return n * 4;
+    case WeightElement::f16:
+    case WeightElement::bf16:
+      return n * 2;
+    case WeightElement::int8:
+    case WeightElement::int4:
+      break;
+  }
+  // Scales, and minima where there are, are two bytes per group.
+  const size_t values = format.element == WeightElement::int4 ? n / 2 : n;
+  return values + (format.group ? n / size_t(format.group) * (format.has_min ? 4 : 2) : 0);
+}
+
+MemoryPlan plan_memory(const Checkpoint& checkpoint, const Config& config) {
+  MemoryPlan plan;
+  plan.spec = checkpoint.spec();
+  plan.path = checkpoint.path();
+  plan.format = checkpoint.format();
+  for (const TensorInfo& t : checkpoint.tensors()) {
+    int64_t elements = 1;
+    for (const int64_t d : t.shape) elements *= d;
+    plan.file_bytes += t.bytes;
+    plan.canonical_bytes += canonical_bytes(t.canonical, elements);
+  }
+  const ModelSpec& s = plan.spec;
+  constexpr size_t kCacheElementBytes = 2;
+  const size_t per_layer = 2 * size_t(s.kv_heads) * size_t(s.head_dim) * kCacheElementBytes;
+  plan.kv_bytes_per_token = per_layer * size_t(s.layers);
+  plan.context =
+      config.model.engine.max_context > 0 ? std::min(config.model.engine.max_context, s.context) : s.context;
+  for (int layer = 0; layer < s.layers; ++layer)
+    plan.kv_bytes_full +=
+        per_layer * size_t(s.layer_windowed(layer) ? std::min(plan.context, s.window) : plan.context);
+  plan.kv_bytes = config.model.engine.kv_bytes;
+  return plan;
+}
+
+Result<MemoryPlan> plan_memory(const Config& config) {
+  Result<std::unique_ptr<Checkpoint>> checkpoint = open_checkpoint(config.model.path);
+  if (!checkpoint) return std::move(checkpoint).error();
+  return plan_memory(**checkpoint, config);
+}
+
+std::string describe(const MemoryPlan& plan) {
+  const ModelSpec& s = plan.spec;
+  std::string out = fmt::format("{}: {}, {}\n", plan.path, plan.format, s.architecture);
+  const auto line = [&](const char* name, const std::string& value) {
+    out += fmt::format("  {:24}{}\n", name, value);
+  };
+  const auto mb = [](size_t bytes) { return fmt::format("{:.1f} MB", double(bytes) / 1e6); };
+  line("layers", fmt::format("{}", s.layers));
+  line("hidden", fmt::format("{}", s.hidden));
+  line("heads", fmt::format("{} query, {} key/value, of {}", s.heads, s.kv_heads, s.head_dim));
+  line("feed-forward", fmt::format("{}", s.ffn));
+  line("vocabulary", fmt::format("{}{}", s.vocab, s.tied_head ? ", head tied to the embedding" : ""));
+  if (s.window > 0) {
+    int windowed = 0;
+    for (int layer = 0; layer < s.layers; ++layer) windowed += s.layer_windowed(layer);
+    line("window", fmt::format("{} tokens on {} layers", s.window, windowed));
+  }
+  line("context", fmt::format("{} of {} tokens", plan.context, s.context));
+  line("weights in the file", mb(plan.file_bytes));
+  line("weights in memory", "about " + mb(plan.canonical_bytes));
+  line("KV cache per token", fmt::format("{:.1f} KB", double(plan.kv_bytes_per_token) / 1e3));
+  line("KV cache, full context", mb(plan.kv_bytes_full) + " a sequence");
+  line("KV cache", plan.kv_bytes ? mb(plan.kv_bytes) : std::string("chosen at load, from free memory"));
+  return out;
+}
+
+}  // namespace sluice::cli

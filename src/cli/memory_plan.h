@@ -1,0 +1,31 @@
+// What a start would decide, from the file's header alone: `serve --dry-run` and `inspect`.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "cli/config.h"
+#include "model/checkpoint.h"
+
+namespace sluice::cli {
+
+struct MemoryPlan {
+  ModelSpec spec;
+  std::string path, format;
+  size_t file_bytes = 0;       // of tensors
+  size_t canonical_bytes = 0;  // of tensors once in canonical formats; a backend's padding comes on top
+  size_t kv_bytes_per_token = 0;
+  int context = 0;
+  size_t kv_bytes_full = 0;  // one sequence of the whole context
+  size_t kv_bytes = 0;       // as configured; 0: chosen at load
+};
+
+MemoryPlan plan_memory(const Checkpoint& checkpoint, const Config& config);
+Result<MemoryPlan> plan_memory(const Config& config);
+std::string describe(const MemoryPlan& plan);
+
+// Bytes of rows x cols elements in a canonical format.
+size_t canonical_bytes(const WeightFormat& format, int64_t elements);
+
+}  // namespace sluice::cli

@@ -1,0 +1,104 @@
+// `sluice serve`: port first, so that /health answers at once; then the model, in a thread of its own, so that
+// a signal ends a load too; then the line that says it is ready; then a signal, and the orderly end.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <optional>
+#include <thread>
+
+#include "base/log.h"
+#include "cli/commands.h"
+#include "cli/load_progress.h"
+#include "cli/memory_plan.h"
+#include "cli/signals.h"
+#include "engine/served_model.h"
+#include "server/server.h"
+
+namespace sluice::cli {
+namespace {
+
+std::string url_of(const std::string& host, int port) {
+  return host.find(':') == std::string::npos ? fmt::format("http://{}:{}", host, port)
+                                             : fmt::format("http://[{}]:{}", host, port);
+}
+
+void print_ready(const Config& config, ServedModel& model, int port) {
+  const EngineInfo& info = model.engine().info();
+  const std::string& name = config.server.model_name.empty() ? model.name() : config.server.model_name;
+  fmt::print("{} is served at {} (context {}, {} threads, {})\n", name, url_of(config.server.host, port),
+             info.context, info.device.threads, info.device.instruction_set);
+  std::fflush(stdout);
+}
+
+void log_decided(const EngineInfo& info, const Config& config, double load_s) {
+  LOG(info,
+      "loaded in {:.2f} s: weights {:.1f} MB, KV cache {:.1f} MB ({} blocks of {} tokens), activations {:.1f} "
+      "MB",
+      load_s, double(info.weight_bytes) / 1e6, double(info.kv_bytes) / 1e6, info.blocks, info.block_tokens,
+      double(info.activation_bytes) / 1e6);
+  if (config.server.api_keys.empty() && config.server.host != "127.0.0.1" &&
+      config.server.host != "localhost" && config.server.host != "::1")
+    LOG(warn, "listening on {} without an API key: anyone who reaches this port may use it",
+        config.server.host);
+}
+
+int dry_run(const Config& config) {
+  Result<MemoryPlan> plan = plan_memory(config);
+  if (!plan) return failure(plan.error());
+  fmt::print("{}", describe(*plan));
+  return 0;
+}
+
+}  // namespace
+
+int serve(const Config& config, const ServeOptions& options) {
+  if (options.print_schema) return fmt::print("{}", print_schema()), 0;
+  if (options.print_config) return fmt::print("{}", print_config(config)), 0;
+  if (options.dry_run) return dry_run(config);
+
+  std::signal(SIGPIPE, SIG_IGN);
+  Signals signals(Signals::Watch::both);
+  Result<std::unique_ptr<Server>> started = Server::start(config.server);
+  if (!started) return failure(started.error());
+  Server& server = **started;
+
+  const TimeNs begin = now_ns();
+  std::optional<Result<std::unique_ptr<ServedModel>>> loaded;
+  std::atomic<bool> load_done{false};
+  std::thread loader([&] {
+    LoadProgressLine progress;
+    loaded = load_model(config.model, [&](const std::string& phase, double fraction) {
+      server.set_loading(phase, fraction);
+      progress.show(phase, fraction);
+    });
+    load_done.store(true);
+    Signals::wake();
+  });
+  while (!load_done.load() && Signals::count() == 0) Signals::wait();
+  if (!load_done.load()) {
+    // A load cannot be broken off in the middle, and nothing has been promised to anyone yet.
+    LOG(info, "stopped while loading");
+    std::fflush(stdout);
+    _exit(0);
+  }
+  loader.join();
+  if (!loaded->ok()) return failure(loaded->error());
+
+  ServedModel& model = ***loaded;
+  server.serve_model(model);
+  log_decided(model.engine().info(), config, seconds(now_ns() - begin));
+  print_ready(config, model, server.port());
+
+  while (Signals::count() == 0) Signals::wait();
+  LOG(info, "draining: no new requests; running answers have {} ms", config.drain_timeout_ms);
+  const TimeNs deadline = now_ns() + TimeNs(config.drain_timeout_ms) * 1'000'000;
+  server.drain(deadline);
+  model.engine().drain(deadline);
+  LOG(info, "stopped");
+  started->reset();  // the server refers to the model
+  return 0;
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,58 @@
+#include "cli/signals.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+
+#include "base/check.h"
+
+namespace sluice::cli {
+namespace {
+
+std::atomic<int> seen{0};
+std::atomic<int> event_fd{-1};
+
+void ring() {
+  const int saved = errno;
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = write(event_fd.load(), &one, sizeof one);
+  errno = saved;
+}
+
+void on_signal(int signal) {
+  if (seen.fetch_add(1) > 0) _exit(128 + signal);
+  ring();
+}
+
+}  // namespace
+
+Signals::Signals(Watch watch) {
+  CHECK(event_fd.load() < 0);
+  event_fd.store(eventfd(0, EFD_CLOEXEC));
+  CHECK(event_fd.load() >= 0);
+  // Explicitly, whatever was inherited: a shell starts background jobs with SIGINT ignored.
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  sigaction(SIGINT, &action, nullptr);
+  if (watch == Watch::both) sigaction(SIGTERM, &action, nullptr);
+}
+
+Signals::~Signals() {
+  std::signal(SIGINT, SIG_DFL);
+  std::signal(SIGTERM, SIG_DFL);
+  close(event_fd.exchange(-1));
+}
+
+int Signals::count() { return seen.load(); }
+void Signals::reset() { seen.store(0); }
+void Signals::wake() { ring(); }
+
+void Signals::wait() {
+  uint64_t count = 0;
+  while (read(event_fd.load(), &count, sizeof count) < 0 && errno == EINTR && seen.load() == 0) {
+  }
+}
+
+}  // namespace sluice::cli
