@@ -1,0 +1,543 @@
+#include "text/template_guard.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <ctime>
+#include <set>
+
+#include "text/template_builtins.h"
+
+namespace sluice {
+namespace {
+
+using jinja::context;
+using jinja::statement;
+using jinja::statement_ptr;
+using jinja::statements;
+using jinja::value;
+
+constexpr size_t kMaxBlockDepth = 100;       // blocks within blocks, each elif counting as one
+constexpr size_t kMaxExpressionDepth = 400;  // operators, calls and brackets on the way to a leaf
+constexpr size_t kMaxStackBytes = 1 << 20;
+constexpr size_t kMaxLoopItems = 100'000;
+constexpr int64_t kStepBytes = 256;  // what a step costs in bytes: about the size of a value of the engine
+
+thread_local TemplateBudget* g_budget = nullptr;
+
+statement_ptr constant(value v, size_t pos);
+
+// A statement in a body: the places where a rendering spends its time all pass through here.
+struct StepNode : statement {
+  statement_ptr inner;
+  explicit StepNode(statement_ptr node) : inner(std::move(node)) { pos = inner->pos; }
+  std::string type() const override { return inner->type(); }
+  value execute_impl(context& ctx) const override {
+    template_budget().step();
+    value out = inner->execute(ctx);
+    charge_printed(out);
+    return out;
+  }
+};
+
+struct ConstantNode : jinja::expression {
+  value held;
+  explicit ConstantNode(value v) : held(std::move(v)) {}
+  value execute_impl(context&) const override { return held; }
+};
+
+statement_ptr constant(value v, size_t pos) {
+  auto node = std::make_unique<ConstantNode>(std::move(v));
+  node->pos = pos;
+  return node;
+}
+
+// A value about to be stored. Only storing can make containers deep or circular, so this is where that is
+// refused.
+struct StoredNode : jinja::expression {
+  statement_ptr inner;
+  const statement* target = nullptr;  // of "set target.member = …"
+  StoredNode(statement_ptr node, const statement* into) : inner(std::move(node)), target(into) {
+    pos = inner->pos;
+  }
+  std::string type() const override { return inner->type(); }
+  value execute_impl(context& ctx) const override {
+    value out = inner->execute(ctx);
+    if (is_container(out)) walk_value(out, target ? target->execute(ctx).get() : nullptr);
+    return out;
+  }
+};
+
+struct LoopNode : jinja::expression {
+  statement_ptr inner;
+  explicit LoopNode(statement_ptr node) : inner(std::move(node)) { pos = inner->pos; }
+  std::string type() const override { return inner->type(); }
+  value execute_impl(context& ctx) const override {
+    value out = inner->execute(ctx);
+    const size_t items = is_container(out) ? out->val_arr.size() + out->val_obj.size() : 0;
+    if (items > kMaxLoopItems) throw TemplateLimit("loop over more than 100000 items");
+    template_budget().charge(items * 256);
+    return out;
+  }
+};
+
+// A slice bound: the engine's loop over it overflows on huge steps.
+struct BoundNode : jinja::expression {
+  statement_ptr inner;
+  explicit BoundNode(statement_ptr node) : inner(std::move(node)) { pos = inner->pos; }
+  value execute_impl(context& ctx) const override {
+    value out = inner->execute(ctx);
+    if (out->is_none() || out->is_undefined()) throw std::runtime_error("slice bound must be an integer");
+    const int64_t bound = out->as_int();
+    if (bound < INT32_MIN || bound > INT32_MAX) throw std::runtime_error("slice bound out of range");
+    return out;
+  }
+};
+
+struct MacroOnlyNode : jinja::expression {
+  statement_ptr inner;
+  explicit MacroOnlyNode(statement_ptr node) : inner(std::move(node)) { pos = inner->pos; }
+  value execute_impl(context& ctx) const override {
+    value out = inner->execute(ctx);
+    const auto* function = jinja::cast_val<jinja::value_func>(std::as_const(out));
+    if (function && function->arg0) throw std::runtime_error("a call block needs a macro");
+    return out;
+  }
+};
+
+struct GuardedBinary : jinja::binary_expression {
+  using binary_expression::binary_expression;
+  value execute_impl(context& ctx) const override {
+    template_budget().step();
+    if (op.value == "and" || op.value == "or") return binary_expression::execute_impl(ctx);
+    value l = left->execute(ctx), r = right->execute(ctx);
+    check_operands(op.value, l, r);
+    const jinja::binary_expression now(op, constant(std::move(l), pos), constant(std::move(r), pos));
+    value out = now.execute_impl(ctx);
+    charge_built(out);
+    return out;
+  }
+};
+
+struct GuardedCall : jinja::call_expression {
+  using call_expression::call_expression;
+  value execute_impl(context& ctx) const override {
+    template_budget().step();
+    jinja::func_args given(ctx);
+    for (const statement_ptr& arg : args) given.push_back(arg->execute(ctx));
+    value target = callee->execute(ctx);
+    auto* function = jinja::cast_val<jinja::value_func>(target);
+    if (!function) throw std::runtime_error("Callee is not a function: got " + target->type());
+    value out;
+    if (function->arg0) {
+      given.push_front(function->arg0);
+      out = call_builtin(function->name, function->val_func, given);
+    } else {
+      out = function->invoke(given);
+    }
+    charge_built(out);
+    return out;
+  }
+};
+
+// The engine's own way from a filter's name to its function, with the check in between.
+value apply_filter(context& ctx, const statement_ptr& filter, value input) {
+  const auto* call = dynamic_cast<const jinja::call_expression*>(filter.get());
+  const auto* id = dynamic_cast<const jinja::identifier*>(call ? call->callee.get() : filter.get());
+  if (!id) throw std::runtime_error("Filter callee must be an identifier");
+  std::string name = id->val;
+  if (name == "count") name = "length";
+  if (name == "d") name = "default";
+  if (name == "e") name = "escape";
+  if (name == "trim") name = "strip";
+  static const std::set<std::string> of_strings = {"capitalize", "lower", "replace",  "strip",
+                                                   "title",      "upper", "wordcount"};
+  if (!call && of_strings.count(name) && !input->is_undefined() && !jinja::is_val<jinja::value_string>(input)) {
+    if (is_container(input)) walk_value(input, nullptr);
+    input = jinja::mk_val<jinja::value_string>(input->as_string());
+  }
+  jinja::func_args args(ctx);
+  args.push_back(input);
+  if (call) {
+    for (const statement_ptr& arg : call->args) args.push_back(arg->execute(ctx));
+  }
+  const jinja::func_handler* builtin = find_filter(input, name);
+  if (!builtin) throw std::runtime_error("Unknown (built-in) filter '" + name + "' for type " + input->type());
+  value out = call_builtin(name, *builtin, args);
+  charge_built(out);
+  return out;
+}
+
+struct GuardedFilter : jinja::filter_expression {
+  using filter_expression::filter_expression;
+  value execute_impl(context& ctx) const override {
+    template_budget().step();
+    return apply_filter(ctx, filter, operand->execute(ctx));
+  }
+};
+
+struct GuardedFilterBlock : jinja::filter_statement {
+  using filter_statement::filter_statement;
+  value execute_impl(context& ctx) const override {
+    auto parts = jinja::mk_val<jinja::value_array>();
+    for (const statement_ptr& node : body) parts->push_back(node->execute(ctx));
+    return apply_filter(ctx, filter, jinja::runtime::gather_string_parts(parts));
+  }
+};
+
+struct GuardedTest : jinja::test_expression {
+  using test_expression::test_expression;
+  value execute_impl(context& ctx) const override {
+    template_budget().step();
+    jinja::func_args args(ctx);
+    args.push_back(operand->execute(ctx));
+    const auto* call = dynamic_cast<const jinja::call_expression*>(test.get());
+    const auto* id = dynamic_cast<const jinja::identifier*>(call ? call->callee.get() : test.get());
+    if (!id) throw std::runtime_error("Invalid test expression");
+    if (call) {
+      for (const statement_ptr& arg : call->args) args.push_back(arg->execute(ctx));
+    }
+    const auto found = jinja::global_builtins().find("test_is_" + id->val);
+    if (found == jinja::global_builtins().end()) throw std::runtime_error("Unknown test '" + id->val + "'");
+    value out = call_builtin(found->first, found->second, args);
+    return negate ? jinja::mk_val<jinja::value_bool>(!out->as_bool()) : out;
+  }
+};
+
+// ---- Rewriting. Recursion is bounded by check_template_tokens. ----
+
+void guard(statement_ptr& node);
+
+void guard_all(statements& nodes) {
+  for (statement_ptr& node : nodes) {
+    guard(node);
+    node = std::make_unique<StepNode>(std::move(node));
+  }
+}
+
+void guard_arguments(statements& args) {
+  for (statement_ptr& arg : args) {
+    if (auto* named = dynamic_cast<jinja::keyword_argument_expression*>(arg.get())) {
+      guard(named->val);
+    } else if (auto* spread = dynamic_cast<jinja::spread_expression*>(arg.get())) {
+      guard(spread->argument);
+    } else {
+      guard(arg);
+    }
+  }
+}
+
+// Names of filters and tests stay what they are; only their arguments run.
+void guard_name(statement_ptr& name) {
+  if (auto* call = dynamic_cast<jinja::call_expression*>(name.get())) guard_arguments(call->args);
+}
+
+template <typename Node>
+void replace(statement_ptr& node, std::unique_ptr<Node> by) {
+  by->pos = node->pos;
+  node = std::move(by);
+}
+
+void guard_for(jinja::for_statement& loop) {
+  auto* select = dynamic_cast<jinja::select_expression*>(loop.iterable.get());
+  statement_ptr& items = select ? select->lhs : loop.iterable;
+  if (select) guard(select->test);
+  guard(items);
+  items = std::make_unique<LoopNode>(std::move(items));
+  guard_all(loop.body);
+  guard_all(loop.default_block);
+}
+
+void guard_set(jinja::set_statement& set) {
+  const statement* target = nullptr;
+  if (auto* member = dynamic_cast<jinja::member_expression*>(set.assignee.get())) {
+    guard(member->object);
+    target = member->object.get();
+  }
+  if (set.val) {
+    guard(set.val);
+    set.val = std::make_unique<StoredNode>(std::move(set.val), target);
+  }
+  guard_all(set.body);
+}
+
+void guard_member(jinja::member_expression& member) {
+  guard(member.object);
+  if (auto* slice = dynamic_cast<jinja::slice_expression*>(member.property.get())) {
+    for (statement_ptr* bound : {&slice->start_expr, &slice->stop_expr, &slice->step_expr}) {
+      if (!*bound) continue;
+      guard(*bound);
+      *bound = std::make_unique<BoundNode>(std::move(*bound));
+    }
+  } else if (member.computed) {
+    guard(member.property);
+  }
+}
+
+bool guard_statement(statement_ptr& node) {
+  if (auto* s = dynamic_cast<jinja::if_statement*>(node.get())) {
+    guard(s->test);
+    guard_all(s->body);
+    guard_all(s->alternate);
+  } else if (auto* loop = dynamic_cast<jinja::for_statement*>(node.get())) {
+    guard_for(*loop);
+  } else if (auto* set = dynamic_cast<jinja::set_statement*>(node.get())) {
+    guard_set(*set);
+  } else if (auto* macro = dynamic_cast<jinja::macro_statement*>(node.get())) {
+    guard_arguments(macro->args);
+    guard_all(macro->body);
+  } else if (auto* call = dynamic_cast<jinja::call_statement*>(node.get())) {
+    guard_arguments(call->caller_args);
+    if (auto* callee = dynamic_cast<jinja::call_expression*>(call->call.get())) {
+      guard_arguments(callee->args);
+      callee->callee = std::make_unique<MacroOnlyNode>(std::move(callee->callee));
+    }
+    guard_all(call->body);
+  } else if (auto* filter = dynamic_cast<jinja::filter_statement*>(node.get())) {
+    guard_name(filter->filter);
+    guard_all(filter->body);
+    replace(node, std::make_unique<GuardedFilterBlock>(std::move(filter->filter), std::move(filter->body)));
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool guard_operation(statement_ptr& node) {
+  if (auto* e = dynamic_cast<jinja::binary_expression*>(node.get())) {
+    guard(e->left);
+    guard(e->right);
+    replace(node, std::make_unique<GuardedBinary>(e->op, std::move(e->left), std::move(e->right)));
+  } else if (auto* call = dynamic_cast<jinja::call_expression*>(node.get())) {
+    guard(call->callee);
+    guard_arguments(call->args);
+    replace(node, std::make_unique<GuardedCall>(std::move(call->callee), std::move(call->args)));
+  } else if (auto* filter = dynamic_cast<jinja::filter_expression*>(node.get())) {
+    guard(filter->operand);
+    guard_name(filter->filter);
+    replace(node, std::make_unique<GuardedFilter>(std::move(filter->operand), std::move(filter->filter)));
+  } else if (auto* test = dynamic_cast<jinja::test_expression*>(node.get())) {
+    guard(test->operand);
+    guard_name(test->test);
+    replace(node, std::make_unique<GuardedTest>(std::move(test->operand), test->negate, std::move(test->test)));
+  } else {
+    return false;
+  }
+  return true;
+}
+
+void guard(statement_ptr& node) {
+  if (!node || guard_statement(node) || guard_operation(node)) return;
+  if (auto* member = dynamic_cast<jinja::member_expression*>(node.get())) {
+    guard_member(*member);
+  } else if (auto* unary = dynamic_cast<jinja::unary_expression*>(node.get())) {
+    guard(unary->argument);
+  } else if (auto* ternary = dynamic_cast<jinja::ternary_expression*>(node.get())) {
+    guard(ternary->condition);
+    guard(ternary->true_expr);
+    guard(ternary->false_expr);
+  } else if (auto* select = dynamic_cast<jinja::select_expression*>(node.get())) {
+    guard(select->lhs);
+    guard(select->test);
+  } else if (auto* array = dynamic_cast<jinja::array_literal*>(node.get())) {
+    for (statement_ptr& item : array->val) guard(item);
+  } else if (auto* tuple = dynamic_cast<jinja::tuple_literal*>(node.get())) {
+    for (statement_ptr& item : tuple->val) guard(item);
+  } else if (auto* object = dynamic_cast<jinja::object_literal*>(node.get())) {
+    for (auto& [key, item] : object->val) {
+      guard(key);
+      guard(item);
+    }
+  } else if (auto* named = dynamic_cast<jinja::keyword_argument_expression*>(node.get())) {
+    guard(named->val);
+  } else if (auto* spread = dynamic_cast<jinja::spread_expression*>(node.get())) {
+    guard(spread->argument);
+  }
+}
+
+// Depth of the syntax tree that the tokens of one tag can build: brackets nest, and within one pair of brackets
+// operators chain until a comma.
+class ExpressionDepth {
+ public:
+  bool add(const jinja::token& token) {  // false: too deep
+    using T = jinja::token;
+    switch (token.t) {
+      case T::open_statement:
+      case T::open_expression:
+        levels_.assign(1, 0);
+        total_ = 0;
+        break;
+      case T::open_paren:
+      case T::open_square_bracket:
+      case T::open_curly_bracket:
+        count();
+        levels_.push_back(0);
+        break;
+      case T::close_paren:
+      case T::close_square_bracket:
+      case T::close_curly_bracket:
+        if (levels_.size() > 1) drop();
+        break;
+      case T::comma:
+        total_ -= levels_.back();
+        levels_.back() = 0;
+        break;
+      case T::dot:
+      case T::pipe:
+      case T::additive_binary_operator:
+      case T::multiplicative_binary_operator:
+      case T::comparison_binary_operator:
+      case T::unary_operator:
+        count();
+        break;
+      case T::identifier:
+        if (token.value == "if" || token.value == "not" || token.value == "and" || token.value == "or" ||
+            token.value == "in" || token.value == "is" || token.value == "else") {
+          count();
+        }
+        break;
+      default:
+        break;
+    }
+    return total_ <= kMaxExpressionDepth;
+  }
+
+ private:
+  void count() {
+    ++levels_.back();
+    ++total_;
+  }
+  void drop() {
+    total_ -= levels_.back();
+    levels_.pop_back();
+  }
+  std::vector<size_t> levels_{0};
+  size_t total_ = 0;
+};
+
+bool opens_set_block(const std::vector<jinja::token>& tokens, size_t at) {
+  for (; at < tokens.size() && tokens[at].t != jinja::token::close_statement; ++at) {
+    if (tokens[at].t == jinja::token::equals) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+TemplateBudget& template_budget() {
+  CHECK(g_budget != nullptr);
+  return *g_budget;
+}
+
+TemplateBudget::TemplateBudget(int64_t work_bytes, TimeNs deadline_ns)
+    : bytes_left_(work_bytes),
+      deadline_ns_(deadline_ns),
+      stack_base_(static_cast<const char*>(__builtin_frame_address(0))) {}
+
+void TemplateBudget::fail(ErrorCode code, const char* text) {
+  if (exceeded_ == ErrorCode::kInternal) exceeded_ = code;
+  throw TemplateLimit(text);
+}
+
+void TemplateBudget::step() {
+  charge(size_t(kStepBytes));
+  const char* here = static_cast<const char*>(__builtin_frame_address(0));
+  if (std::abs(stack_base_ - here) > std::ptrdiff_t(kMaxStackBytes))
+    fail(ErrorCode::kTooLarge, "recursion too deep");
+  if ((++steps_ & 63) == 0 && now_ns() > deadline_ns_)
+    fail(ErrorCode::kDeadlineExceeded, "rendering takes too long");
+}
+
+void TemplateBudget::charge(size_t bytes) {
+  if (bytes > size_t(INT64_MAX) || (bytes_left_ -= int64_t(bytes)) < 0) {
+    bytes_left_ = 0;
+    fail(ErrorCode::kTooLarge, "rendering builds too much data");
+  }
+}
+
+TemplateBudgetScope::TemplateBudgetScope(TemplateBudget& budget) {
+  CHECK(g_budget == nullptr);
+  g_budget = &budget;
+}
+TemplateBudgetScope::~TemplateBudgetScope() { g_budget = nullptr; }
+
+std::string template_position(const std::string& source, size_t at) {
+  const std::string_view before = std::string_view(source).substr(0, std::min(at, source.size()));
+  const size_t line = 1 + size_t(std::count(before.begin(), before.end(), '\n'));
+  const size_t start = before.rfind('\n');
+  return fmt::format("line {}, column {}", line, before.size() - (start == before.npos ? 0 : start + 1) + 1);
+}
+
+Status check_template_tokens(const jinja::lexer_result& lexed, const std::string& source) {
+  static const std::set<std::string> others = {"break", "continue", "generation", "endgeneration", "else"};
+  struct Block {
+    std::string name;
+    size_t pos;
+    size_t depth;  // 1, and one more for each elif
+  };
+  std::vector<Block> open;
+  size_t depth = 0;
+  auto error = [&source](const std::string& text, size_t pos) {
+    return Status(Error{ErrorCode::kInvalidArgument,
+                        fmt::format("chat template: {} ({})", text, template_position(source, pos)),
+                        "chat_template"});
+  };
+  const std::vector<jinja::token>& tokens = lexed.tokens;
+  ExpressionDepth expression;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (!expression.add(tokens[i])) return error("expression nested too deeply", tokens[i].pos);
+    if (tokens[i].t != jinja::token::open_statement) continue;
+    const size_t pos = tokens[i].pos;
+    if (i + 1 == tokens.size() || tokens[i + 1].t != jinja::token::identifier)
+      return error("unknown statement", pos);
+    const std::string& name = tokens[i + 1].value;
+    if (name == "if" || name == "for" || name == "macro" || name == "call" || name == "filter" ||
+        name == "set") {
+      if (name == "set" && !opens_set_block(tokens, i + 2)) continue;
+      open.push_back({name, pos, 1});
+      ++depth;
+    } else if (name == "elif") {
+      if (open.empty() || open.back().name != "if") return error("elif without if", pos);
+      ++open.back().depth;
+      ++depth;
+    } else if (name.starts_with("end") && name != "endgeneration") {
+      if (open.empty() || name != "end" + open.back().name) {
+        return error(
+            open.empty() ? name + " closes nothing" : name + " where end" + open.back().name + " is due", pos);
+      }
+      depth -= open.back().depth;
+      open.pop_back();
+    } else if (!others.count(name)) {
+      return error("unknown statement '" + name.substr(0, 40) + "'", pos);
+    }
+    if (depth > kMaxBlockDepth) return error("blocks nested too deeply", pos);
+  }
+  if (!open.empty()) return error("'" + open.back().name + "' is never closed", open.back().pos);
+  return {};
+}
+
+void guard_program(jinja::program& program) { guard_all(program.body); }
+
+std::vector<std::string> used_globals(const jinja::lexer_result& tokens) {
+  std::set<std::string> names;
+  bool after_pipe = false;  // filters are found by type, not as variables
+  for (const jinja::token& token : tokens.tokens) {
+    if (token.t == jinja::token::identifier && !after_pipe && jinja::global_builtins().count(token.value)) {
+      names.insert(token.value);
+    }
+    after_pipe = token.t == jinja::token::pipe;
+  }
+  return {names.begin(), names.end()};
+}
+
+void install_globals(jinja::context& ctx, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    const jinja::func_handler& builtin = jinja::global_builtins().at(name);
+    ctx.set_val(name, jinja::mk_val<jinja::value_func>(name, [name, &builtin](const jinja::func_args& args) {
+                  return call_builtin(name, builtin, args);
+                }));
+  }
+}
+
+}  // namespace sluice
