@@ -1,5 +1,5 @@
-// The facade: submit token requests, receive token events. Everything behind it (scheduler, KV, executor) belongs to the
-// engine thread; everything in this header may be called from any thread.
+// The facade: submit token requests, receive token events. Everything behind it (scheduler, KV, executor)
+// belongs to the engine thread; everything in this header may be called from any thread.
 #pragma once
 
 #include <atomic>
@@ -15,6 +15,9 @@
 #include "sched/request.h"
 
 namespace sluice {
+
+struct EngineDoor;
+class StepLedger;
 
 struct TokenLogprobs {
   float logprob = 0;
@@ -34,16 +37,16 @@ struct TokenEvent {
   TokenLogprobs logprobs;                    // filled where asked
 };
 
-// Times of a request, all on the monotonic clock; the ledger's spans are differences of these. Written by the engine
-// thread, readable once the last event has been popped.
+// Times of a request, all on the monotonic clock; the ledger's spans are differences of these. Written by the
+// engine thread, readable once the last event has been popped.
 struct RequestTimes {
   TimeNs submitted = 0, admitted = 0, first_token = 0, finished = 0;
-  TimeNs prefill_ns = 0;   // time in steps that computed its prompt
-  TimeNs decode_ns = 0;    // time in steps that computed its later tokens
+  TimeNs prefill_ns = 0;  // time in steps that computed its prompt
+  TimeNs decode_ns = 0;   // time in steps that computed its later tokens
   TimeNs preempted_ns = 0;
   int steps = 0;
   int preemptions = 0;
-  int cached_tokens = 0;   // prompt tokens not computed again
+  int cached_tokens = 0;  // prompt tokens not computed again
 };
 
 // One submitted request as its client holds it. The engine holds another reference until the sequence is gone.
@@ -61,30 +64,33 @@ class RequestStream {
   const RequestTimes& times() const { return times_; }
 
  private:
-  friend class EngineImpl;
+  friend class EngineImpl;      // makes it
+  friend class StepLoop;        // fills it
+  friend class ScriptedEngine;  // the double of it in tests of the rooms above
   SpscRing<TokenEvent> events_;
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> notified_{false};  // set by the engine when it notifies, cleared by pop when it runs dry
+  std::atomic<bool> paused_{false};    // the engine waits for room; the next pop wakes it
   std::function<void()> notify_;
-  std::function<void()> wake_engine_;
+  std::shared_ptr<EngineDoor> door_;  // how to wake the engine; outlives it
   std::vector<TokenLogprobs> prompt_logprobs_;
   RequestTimes times_;
 };
 
 struct EngineConfig {
-  int max_sequences = 64;        // running at once
-  int max_queue = 1024;          // waiting; submit refuses beyond
-  int step_tokens = 512;         // token budget of one step: decodes first, then prompt chunks
+  int max_sequences = 64;  // running at once
+  int max_queue = 1024;    // waiting; submit refuses beyond
+  int step_tokens = 512;   // token budget of one step: decodes first, then prompt chunks
   int block_tokens = 16;
-  size_t kv_bytes = 0;           // 0: chosen from free memory and the model's context
-  int max_context = 0;           // 0: the model's
-  int logit_rows = 64;           // rows of logits at a time
+  size_t kv_bytes = 0;  // 0: chosen from free memory and the model's context
+  int max_context = 0;  // 0: the model's
+  int logit_rows = 64;  // rows of logits at a time
 };
 
 // What was decided at start; printed, and returned by /v1/models and the admin route.
 struct EngineInfo {
   ModelSpec spec;
-  int context = 0;         // tokens a request may span: prompt + generated
+  int context = 0;  // tokens a request may span: prompt + generated
   int block_tokens = 0;
   int blocks = 0;
   size_t kv_bytes = 0;
@@ -101,9 +107,9 @@ struct EngineStatus {
   int blocks_used = 0;
   int blocks_total = 0;
   uint64_t steps = 0;
-  TimeNs last_step = 0;    // when the last step ended
+  TimeNs last_step = 0;  // when the last step ended
   bool draining = false;
-  bool stuck = false;      // a step has been running for longer than a liveness limit
+  bool stuck = false;  // a step has been running for longer than a liveness limit
 };
 
 class Engine {
@@ -112,13 +118,16 @@ class Engine {
 
   virtual const EngineInfo& info() const = 0;
   virtual EngineStatus status() const = 0;
+  // Records of the last steps, for observe; null where an engine keeps none.
+  virtual const StepLedger* step_ledger() const { return nullptr; }
 
-  // Hands a request over. `notify` is called on the engine thread when events arrive after the stream had run dry; it must
-  // be quick, must not block and must not call back into the stream. Errors: kInvalidArgument (field named),
-  // kResourceExhausted (queue full), kUnavailable (draining).
+  // Hands a request over. `notify` is called on the engine thread when events arrive after the stream had run
+  // dry; it must be quick, must not block and must not call back into the stream. Errors: kInvalidArgument
+  // (field named), kResourceExhausted (queue full), kUnavailable (draining).
   virtual Result<std::shared_ptr<RequestStream>> submit(Request request, std::function<void()> notify) = 0;
 
-  // Refuses new requests, lets the running ones finish until `deadline`, then cancels what is left. Blocks until idle.
+  // Refuses new requests, lets the running ones finish until `deadline`, then cancels what is left. Blocks
+  // until idle.
   virtual void drain(TimeNs deadline) = 0;
 };
 

@@ -1,5 +1,5 @@
-// Everything that answering needs of one model: weights on a backend, engine, tokenizer, template, defaults. Made by
-// `load_model`, in phases that a progress listener hears of.
+// Everything that answering needs of one model: weights on a backend, engine, tokenizer, template, defaults.
+// Made by `load_model`, in phases that a progress listener hears of.
 #pragma once
 
 #include <functional>
@@ -37,7 +37,7 @@ class ServedModel {
   virtual const Tokenizer& tokenizer() const = 0;
   virtual const ChatTemplate* chat_template() const = 0;  // null: the model has none; chat requests say so
   virtual const GenerationDefaults& defaults() const = 0;
-  virtual const std::string& name() const = 0;            // file or folder name without extension
+  virtual const std::string& name() const = 0;  // file or folder name without extension
   virtual const std::string& path() const = 0;
 };
 

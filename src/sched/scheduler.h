@@ -52,6 +52,8 @@ class Scheduler {
   bool idle() const { return running_.empty() && waiting_.empty(); }
   // Whether a further request would be queued.
   bool has_room() const { return fresh_ < policy_.max_queue; }
+  // The clock at which plan() has a deadline to enforce; 0: none.
+  TimeNs next_deadline() const { return next_deadline_; }
   const Policy& policy() const { return policy_; }
 
  private:

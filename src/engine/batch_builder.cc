@@ -1,0 +1,179 @@
+#include "engine/batch_builder.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace sluice {
+namespace {
+
+constexpr size_t kAlign = 16;  // elements: arrays begin at cache lines
+size_t aligned(size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+
+SampleRow sampling_row(const LiveRequest& r, const PlanEntry& entry) {
+  const SamplingParams& p = r.request.sampling;
+  const int position = entry.first + entry.count;  // of the token to be sampled
+  SampleRow row;
+  row.slot = r.slot;
+  row.temperature = p.temperature;
+  row.top_k = p.top_k;
+  row.top_p = p.top_p;
+  row.min_p = p.min_p;
+  row.seed = p.seed;
+  row.counter = uint64_t(position);
+  row.top_logprobs = p.top_logprobs;
+  row.bias_ids = r.bias_ids.data();
+  row.bias_values = r.bias_values.data();
+  row.bias_count = int(r.bias_ids.size());
+  if (position - r.prompt_tokens < r.request.min_tokens) {
+    row.banned_ids = r.end_ids.data();
+    row.banned_count = int(r.end_ids.size());
+  }
+  if (r.has_penalties) {
+    row.presence_penalty = p.presence_penalty;
+    row.frequency_penalty = p.frequency_penalty;
+    row.repetition_penalty = p.repetition_penalty;
+    row.history = r.ids.data();  // reserved for all tokens to come, so it stays where it is
+    row.history_prompt = r.prompt_tokens;
+    row.history_total = int(r.ids.size());
+  }
+  return row;
+}
+
+}  // namespace
+
+BatchBuilder::BatchBuilder(const BatchLimits& limits, const KvLayout& layout, const ModelCost& cost)
+    : limits_(limits), layout_(layout), cost_(cost) {
+  CHECK(layout.groups() <= kMaxLayerGroups);
+}
+
+size_t BatchBuilder::staging_elements() const {
+  const size_t t = aligned(size_t(limits_.max_tokens)), s = aligned(size_t(limits_.max_sequences) + 1);
+  const size_t table = aligned(size_t(limits_.max_sequences) * size_t(layout_.row_capacity()));
+  return 4 * t + 2 * s + size_t(layout_.groups()) * table;
+}
+
+void BatchBuilder::reserve(Step& step) const {
+  step.staging.assign(staging_elements(), 0);
+  step.rows.reserve(size_t(limits_.max_tokens));
+  step.row_begin.reserve(size_t(limits_.max_sequences) + 1);
+  step.results.assign(size_t(limits_.max_tokens), SampleResult{});
+}
+
+void BatchBuilder::build(Step& step) const {
+  const StepPlan& plan = step.plan;
+  const int tokens = plan.tokens, sequences = int(plan.entries.size());
+  CHECK(tokens > 0 && tokens <= limits_.max_tokens && sequences <= limits_.max_sequences);
+  int stride = 1;
+  for (const PlanEntry& e : plan.entries) stride = std::max(stride, e.sequence->table->row_blocks());
+
+  size_t used = 0;
+  const auto array = [&](size_t n) {
+    int32_t* at = step.staging.data() + used;
+    used += aligned(n);
+    return at;
+  };
+  int32_t* ids = array(size_t(tokens));
+  int32_t* positions = array(size_t(tokens));
+  int32_t* row_sequence = array(size_t(tokens));
+  int32_t* logit_index = array(size_t(tokens));
+  int32_t* row_starts = array(size_t(sequences) + 1);
+  int32_t* kv_lengths = array(size_t(sequences));
+  int32_t* tables[kMaxLayerGroups] = {};
+  for (int g = 0; g < layout_.groups(); ++g) tables[g] = array(size_t(sequences) * size_t(stride));
+
+  step.rows.clear();
+  step.row_begin.clear();
+  int32_t row = 0;
+  for (int s = 0; s < sequences; ++s) {
+    const PlanEntry& entry = plan.entries[size_t(s)];
+    row_starts[s] = row;
+    kv_lengths[s] = entry.first + entry.count;
+    std::fill_n(row_sequence + row, entry.count, s);
+    add_tokens(step, entry, row, ids, positions);
+    step.row_begin.push_back(int32_t(step.rows.size()));
+    add_rows(step, entry, row, logit_index);
+    for (int g = 0; g < layout_.groups(); ++g) {
+      const auto blocks = entry.sequence->table->row(g);
+      int32_t* to = std::copy(blocks.begin(), blocks.end(), tables[g] + size_t(s) * size_t(stride));
+      std::fill(to, tables[g] + size_t(s + 1) * size_t(stride), kNoBlock);
+    }
+    row += entry.count;
+  }
+  CHECK(row == tokens);
+  row_starts[sequences] = row;
+  step.row_begin.push_back(int32_t(step.rows.size()));
+
+  step.staging_used = used;
+  step.batch = {.tokens = tokens,
+                .sequences = sequences,
+                .logit_rows = int(step.rows.size()),
+                .token_ids = ids,
+                .positions = positions,
+                .row_sequence = row_sequence,
+                .row_starts = row_starts,
+                .kv_lengths = kv_lengths,
+                .logit_index = logit_index,
+                .table_stride = stride,
+                .groups = layout_.groups()};
+  std::copy(std::begin(tables), std::end(tables), std::begin(step.batch.tables));
+  count_work(step);
+}
+
+// A token that is still being sampled by the step before is named by its slot: the device resolves it.
+void BatchBuilder::add_tokens(Step& step, const PlanEntry& entry, int32_t row, int32_t* ids,
+                              int32_t* positions) const {
+  const Sequence& s = *entry.sequence;
+  const int known = std::min(entry.count, int(s.ids.size()) - entry.first);
+  CHECK(known >= 0 && entry.count - known <= 1, "at most one token is in flight");
+  std::copy_n(s.ids.data() + entry.first, known, ids + row);
+  if (known < entry.count) ids[row + known] = -1 - s.slot;
+  for (int i = 0; i < entry.count; ++i) positions[row + i] = entry.first + i;
+}
+
+// Rows whose logits are wanted: those that predict a prompt token whose log-probability was asked for, and the
+// last.
+void BatchBuilder::add_rows(Step& step, const PlanEntry& entry, int32_t first_row, int32_t* logit_index) const {
+  auto& r = static_cast<LiveRequest&>(*entry.sequence);
+  const int end = entry.first + entry.count;
+  if (r.wants_prompt_logprobs()) {
+    for (int p = std::max(entry.first, r.prompt_rows_planned); p < std::min(end, r.prompt_tokens - 1); ++p) {
+      logit_index[step.rows.size()] = first_row + (p - entry.first);
+      SampleRow row;
+      row.target_id = r.ids[size_t(p) + 1];
+      row.top_logprobs = r.request.sampling.prompt_top_logprobs;
+      step.rows.push_back(row);
+      r.prompt_rows_planned = p + 1;
+    }
+  }
+  if (entry.samples) {
+    logit_index[step.rows.size()] = first_row + entry.count - 1;
+    step.rows.push_back(sampling_row(r, entry));
+  }
+}
+
+void BatchBuilder::count_work(Step& step) const {
+  StepRecord& record = step.record;
+  record.tokens = step.plan.tokens;
+  record.sequences = int32_t(step.plan.entries.size());
+  record.logit_rows = step.batch.logit_rows;
+  double pairs = 0;
+  int64_t read = 0;
+  for (const PlanEntry& e : step.plan.entries) {
+    const int length = e.first + e.count;
+    record.one_token_sequences += e.count == 1;
+    record.longest_context = std::max(record.longest_context, length);
+    record.context_tokens += length;
+    for (int window : layout_.windows) {
+      const int seen = window ? std::min(length, window + e.count - 1) : length;
+      read += seen;
+      pairs += double(e.count) * (window ? std::min(window, length) : length - (e.count - 1) / 2.0);
+    }
+  }
+  record.weight_bytes = int64_t(cost_.weight_bytes);
+  record.kv_read_bytes = read * int64_t(cost_.kv_bytes_per_token);
+  record.kv_write_bytes = int64_t(step.plan.tokens) * layout_.groups() * int64_t(cost_.kv_bytes_per_token);
+  record.flops = cost_.flops_per_token * step.plan.tokens + cost_.flops_per_logit_row * record.logit_rows +
+                 cost_.flops_per_attended * pairs;
+}
+
+}  // namespace sluice

@@ -1,0 +1,165 @@
+#include <fmt/format.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <thread>
+
+#include "engine/make_engine.h"
+#include "engine/step_loop.h"
+
+namespace sluice {
+namespace {
+
+constexpr size_t kOutboxEvents = 128;  // a client this far behind pauses its sequence
+constexpr size_t kRecordsShown = 16;
+
+std::atomic<const StepLedger*> shown_on_bug{nullptr};
+
+void print_last_steps() {
+  const StepLedger* ledger = shown_on_bug.load();
+  if (!ledger) return;
+  for (const StepRecord& r : ledger->last(kRecordsShown))
+    std::fprintf(stderr, "sluice: %s\n", describe(r).c_str());
+}
+
+Error invalid(std::string field, std::string message) {
+  return {ErrorCode::kInvalidArgument, std::move(message), std::move(field)};
+}
+
+// What the engine itself relies on; the server has checked types and ranges of the API before.
+Status check_sampling(const SamplingParams& p, int vocab) {
+  const auto finite = [](float v) { return std::isfinite(v); };
+  if (!finite(p.temperature) || p.temperature < 0)
+    return invalid("temperature", "temperature must not be negative");
+  if (!(p.top_p > 0 && p.top_p <= 1)) return invalid("top_p", "top_p must be above 0 and at most 1");
+  if (!(p.min_p >= 0 && p.min_p <= 1)) return invalid("min_p", "min_p must be between 0 and 1");
+  if (!finite(p.presence_penalty)) return invalid("presence_penalty", "presence_penalty must be a number");
+  if (!finite(p.frequency_penalty)) return invalid("frequency_penalty", "frequency_penalty must be a number");
+  if (!finite(p.repetition_penalty) || p.repetition_penalty <= 0)
+    return invalid("repetition_penalty", "repetition_penalty must be above 0");
+  if (p.top_logprobs > kMaxTopLogprobs || p.prompt_top_logprobs > kMaxTopLogprobs)
+    return invalid("logprobs", fmt::format("at most {} log-probabilities per token", kMaxTopLogprobs));
+  for (const auto& [id, bias] : p.logit_bias)
+    if (id < 0 || id >= vocab || std::isnan(bias))
+      return invalid("logit_bias", fmt::format("logit_bias: token id {} is not in 0..{}", id, vocab - 1));
+  return {};
+}
+
+Status check_request(const Request& r, const EngineInfo& info) {
+  const int vocab = info.spec.vocab;
+  if (r.prompt.empty()) return invalid("prompt", "the prompt is empty");
+  if (r.prompt.size() >= size_t(info.context))
+    return invalid("prompt",
+                   fmt::format("the prompt has {} tokens; the context of {} leaves room for {} and one more to "
+                               "generate",
+                               r.prompt.size(), info.context, info.context - 1));
+  for (int32_t id : r.prompt)
+    if (id < 0 || id >= vocab)
+      return invalid("prompt", fmt::format("prompt: token id {} is not in 0..{}", id, vocab - 1));
+  if (r.max_tokens < 0) return invalid("max_tokens", "max_tokens must not be negative");
+  if (r.min_tokens < 0) return invalid("min_tokens", "min_tokens must not be negative");
+  return check_sampling(r.sampling, vocab);
+}
+
+}  // namespace
+
+class EngineImpl final : public Engine {
+ public:
+  EngineImpl(EngineInfo info, const StepLoopParts& parts, std::unique_ptr<StepRunner> runner)
+      : info_(std::move(info)),
+        max_queue_(parts.policy.max_queue),
+        runner_(std::move(runner)),
+        door_(std::make_shared<EngineDoor>()),
+        loop_(parts, *runner_, *door_, meters_) {
+    loop_.warm_up(std::min({16, parts.policy.step_tokens, info_.context - 1}));
+    shown_on_bug.store(&loop_.ledger());
+    set_check_hook(print_last_steps);
+    thread_ = std::thread([this] { loop_.run(); });
+  }
+
+  ~EngineImpl() override {
+    drain(now_ns());
+    door_->quit.store(true);
+    door_->bell.ring();
+    thread_.join();
+    const StepLedger* mine = &loop_.ledger();
+    shown_on_bug.compare_exchange_strong(mine, nullptr);
+  }
+
+  const EngineInfo& info() const override { return info_; }
+  EngineStatus status() const override { return loop_.status(); }
+  const StepLedger* step_ledger() const override { return &loop_.ledger(); }
+
+  Result<std::shared_ptr<RequestStream>> submit(Request request, std::function<void()> notify) override {
+    meters_.started.add();
+    if (Status ok = check_request(request, info_); !ok) {
+      meters_.rejected_invalid.add();
+      return std::move(ok).error();
+    }
+    const int room = info_.context - int(request.prompt.size());
+    request.max_tokens = std::min(request.max_tokens, room);
+    request.min_tokens = std::min(request.min_tokens, request.max_tokens);
+    std::erase_if(request.stop_ids, [&](int32_t id) { return id < 0 || id >= info_.spec.vocab; });
+
+    // Counted before the flag is read, as drain() sets the flag before it reads the count: one of the two sees
+    // the other.
+    door_->live.fetch_add(1);
+    if (door_->draining.load()) {
+      door_->leave();
+      meters_.rejected_draining.add();
+      return Error{ErrorCode::kUnavailable, "the server is shutting down"};
+    }
+    if (door_->queued.fetch_add(1) >= max_queue_) {
+      door_->queued.fetch_sub(1);
+      door_->leave();
+      meters_.rejected_full.add();
+      return Error{ErrorCode::kResourceExhausted,
+                   fmt::format("{} requests are waiting already; try again later", max_queue_)};
+    }
+
+    auto stream =
+        std::make_shared<RequestStream>(std::clamp<size_t>(size_t(request.max_tokens) + 2, 8, kOutboxEvents));
+    stream->notify_ = std::move(notify);
+    stream->door_ = door_;
+    stream->times_.submitted = now_ns();
+    if (request.sampling.prompt_top_logprobs >= 0) stream->prompt_logprobs_.reserve(request.prompt.size());
+    loop_.hand_over(std::make_unique<LiveRequest>(std::move(request), info_.end_ids, stream));
+    return stream;
+  }
+
+  void drain(TimeNs deadline) override {
+    door_->draining.store(true);
+    wait_until_empty(deadline);
+    door_->cancel_all.store(true);
+    door_->cancels.fetch_add(1);
+    door_->bell.ring();
+    wait_until_empty(0);
+  }
+
+ private:
+  void wait_until_empty(TimeNs until) {
+    for (;;) {
+      const uint32_t heard = door_->emptied.count();
+      if (door_->live.load() == 0) return;
+      if (until && now_ns() >= until) return;
+      door_->emptied.wait(heard, until);
+    }
+  }
+
+  const EngineInfo info_;
+  const int max_queue_;
+  EngineMeters meters_;
+  std::unique_ptr<StepRunner> runner_;
+  std::shared_ptr<EngineDoor> door_;
+  StepLoop loop_;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+std::unique_ptr<Engine> make_engine(EngineInfo info, const Policy& policy, const KvLayout& layout,
+                                    const ModelCost& cost, std::unique_ptr<StepRunner> runner) {
+  const StepLoopParts parts{policy, layout, info.blocks, cost, info.spec.vocab};
+  return std::make_unique<EngineImpl>(std::move(info), parts, std::move(runner));
+}
+
+}  // namespace sluice

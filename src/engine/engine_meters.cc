@@ -1,0 +1,64 @@
+#include "engine/engine_meters.h"
+
+#include <fmt/format.h>
+
+namespace sluice {
+namespace {
+
+constexpr std::array<double, 13> kSizes = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
+constexpr std::array<double, 16> kLengths = {1,   2,    5,    10,   20,    50,    100,   200,
+                                             500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
+
+Histogram& seconds(const char* name, const char* help) { return meter::histogram(name, help, meter::kSeconds); }
+Counter& rejected(const char* reason) {
+  return meter::counter("sluice_requests_rejected_total", "Requests refused at submission, by reason.",
+                        fmt::format("reason=\"{}\"", reason));
+}
+
+}  // namespace
+
+EngineMeters::EngineMeters()
+    : started(meter::counter("sluice_requests_started_total", "Requests submitted.")),
+      rejected_invalid(rejected("invalid")),
+      rejected_full(rejected("queue_full")),
+      rejected_draining(rejected("draining")),
+      running(meter::gauge("sluice_requests_running", "Sequences that hold a slot.")),
+      waiting(meter::gauge("sluice_requests_waiting", "Requests in the queue, preempted ones included.")),
+      kv_usage(meter::gauge("sluice_kv_usage_ratio", "Share of the key/value blocks in use.")),
+      blocks_used(meter::gauge("sluice_kv_blocks_used", "Key/value blocks in use.")),
+      blocks_total(meter::gauge("sluice_kv_blocks", "Key/value blocks in the pool.")),
+      prompt_tokens(
+          meter::counter("sluice_prompt_tokens_total", "Prompt tokens of requests past their prompt.")),
+      generated_tokens(
+          meter::counter("sluice_generated_tokens_total", "Tokens generated and handed to clients.")),
+      computed_tokens(
+          meter::counter("sluice_computed_tokens_total", "Rows of all steps, recomputed ones included.")),
+      discarded_tokens(
+          meter::counter("sluice_discarded_tokens_total",
+                         "Tokens sampled for a sequence that had ended while they were in flight.")),
+      preemptions(
+          meter::counter("sluice_preemptions_total", "Sequences that gave up their blocks to older ones.")),
+      steps(meter::counter("sluice_steps_total", "Steps executed.")),
+      one_sequence_steps(meter::counter("sluice_steps_of_one_sequence_total", "Steps with a single sequence.")),
+      paused_steps(meter::counter("sluice_paused_sequence_steps_total",
+                                  "Sequences left out of a step because their client does not read.")),
+      first_token_seconds(seconds("sluice_time_to_first_token_seconds", "Submission to first token.")),
+      inter_token_seconds(seconds("sluice_inter_token_seconds", "Between two tokens of a request.")),
+      request_seconds(seconds("sluice_request_seconds", "Submission to last token.")),
+      queue_seconds(seconds("sluice_request_queue_seconds", "Submission to first admission.")),
+      prefill_seconds(seconds("sluice_request_prefill_seconds", "First admission to first token.")),
+      decode_seconds(seconds("sluice_request_decode_seconds", "First token to last.")),
+      step_seconds(seconds("sluice_step_seconds", "Execution of a step on the device.")),
+      step_tokens(meter::histogram("sluice_step_tokens", "Tokens of a step.", kSizes)),
+      step_sequences(meter::histogram("sluice_step_sequences", "Sequences of a step.", kSizes)),
+      request_prompt_tokens(meter::histogram("sluice_request_prompt_tokens", "Prompt length.", kLengths)),
+      request_generated_tokens(
+          meter::histogram("sluice_request_generated_tokens", "Generated length.", kLengths)) {
+  for (FinishReason r : {FinishReason::stop, FinishReason::length, FinishReason::cancelled,
+                         FinishReason::deadline, FinishReason::failed}) {
+    finished[size_t(r)] = &meter::counter("sluice_requests_finished_total", "Requests ended, by reason.",
+                                          fmt::format("reason=\"{}\"", finish_reason_name(r)));
+  }
+}
+
+}  // namespace sluice

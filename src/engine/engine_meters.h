@@ -1,0 +1,67 @@
+// What the engine counts about itself, named in one place. Conservation, checked by tests: once idle,
+// started == finished (all reasons) + rejected.
+#pragma once
+
+#include <array>
+
+#include "base/meter.h"
+#include "sched/request.h"
+
+namespace sluice {
+
+constexpr const char* finish_reason_name(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::none:
+      return "none";
+    case FinishReason::stop:
+      return "stop";
+    case FinishReason::length:
+      return "length";
+    case FinishReason::cancelled:
+      return "cancelled";
+    case FinishReason::deadline:
+      return "deadline";
+    case FinishReason::failed:
+      return "failed";
+  }
+  return "?";
+}
+
+struct EngineMeters {
+  EngineMeters();
+
+  Counter& started;
+  std::array<Counter*, 6> finished{};  // by FinishReason; `none` stays null
+  Counter& rejected_invalid;
+  Counter& rejected_full;
+  Counter& rejected_draining;
+
+  Gauge& running;
+  Gauge& waiting;
+  Gauge& kv_usage;  // 0..1
+  Gauge& blocks_used;
+  Gauge& blocks_total;
+
+  Counter& prompt_tokens;     // of requests whose prompt has been computed
+  Counter& generated_tokens;  // sent to clients
+  Counter& computed_tokens;   // all rows of all steps
+  Counter& discarded_tokens;  // sampled for sequences that had ended meanwhile
+  Counter& preemptions;
+  Counter& steps;
+  Counter& one_sequence_steps;
+  Counter& paused_steps;  // sequences left out of a step because their client does not read, summed
+
+  Histogram& first_token_seconds;
+  Histogram& inter_token_seconds;
+  Histogram& request_seconds;
+  Histogram& queue_seconds;
+  Histogram& prefill_seconds;
+  Histogram& decode_seconds;
+  Histogram& step_seconds;
+  Histogram& step_tokens;
+  Histogram& step_sequences;
+  Histogram& request_prompt_tokens;
+  Histogram& request_generated_tokens;
+};
+
+}  // namespace sluice

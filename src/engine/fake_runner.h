@@ -1,0 +1,131 @@
+// A scripted model for tests. It keeps a cache of token ids in blocks, reads it back through the tables, and
+// answers each row with a hash of everything the row may see. So a wrong table, position, placeholder or a
+// block that was taken away too early changes the answer, and the right answer can be computed from the tokens
+// alone (expected_next).
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "engine/step_runner.h"
+#include "kv/block_table.h"
+
+namespace sluice {
+
+class FakeRunner final : public StepRunner {
+ public:
+  FakeRunner(const KvLayout& layout, int blocks, int slots, int vocab)
+      : layout_(layout),
+        vocab_(vocab),
+        cache_(size_t(blocks) * size_t(layout.block_tokens), -1),
+        last_ids_(size_t(slots), -1) {}
+
+  // Steps run freely until hold(); then each release() lets one pass.
+  void hold() {
+    std::lock_guard lock(mutex_);
+    held_ = true;
+  }
+  void release(int steps = 1) {
+    std::lock_guard lock(mutex_);
+    passes_ += steps;
+    wake_.notify_all();
+  }
+  void let_go() {
+    std::lock_guard lock(mutex_);
+    held_ = false;
+    wake_.notify_all();
+  }
+  // Blocks until `count` steps have begun since construction (the warm-up's included).
+  void await_begun(int count) {
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, [&] { return begun_ >= count; });
+  }
+  int begun() {
+    std::lock_guard lock(mutex_);
+    return begun_;
+  }
+
+  void run(Step& step) override {
+    {
+      std::unique_lock lock(mutex_);
+      ++begun_;
+      wake_.notify_all();
+      wake_.wait(lock, [&] { return !held_ || passes_ > 0; });
+      if (held_) --passes_;
+    }
+    const BatchInput& b = step.batch;
+    for (int row = 0; row < b.tokens; ++row) store(b, row);
+    for (int i = 0; i < b.logit_rows; ++i)
+      step.results[size_t(i)] = answer(b, b.logit_index[i], step.rows[size_t(i)]);
+    for (int i = 0; i < b.logit_rows; ++i)
+      if (step.rows[size_t(i)].slot >= 0)
+        last_ids_[size_t(step.rows[size_t(i)].slot)] = step.results[size_t(i)].id;
+  }
+
+  // The token that follows `ids`, for a request without penalties, bans or biases.
+  static int32_t expected_next(std::span<const int32_t> ids, const std::vector<int>& windows, int vocab,
+                               float temperature, uint64_t seed) {
+    uint64_t h = 0;
+    for (int window : windows) {
+      const size_t from = window && ids.size() > size_t(window) ? ids.size() - size_t(window) : 0;
+      for (size_t i = from; i < ids.size(); ++i) h = mix(h, uint64_t(ids[i]));
+    }
+    return finish(h, vocab, temperature, seed, ids.size());
+  }
+
+ private:
+  static uint64_t mix(uint64_t h, uint64_t v) {
+    h ^= v + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2);
+    h *= 0xff51afd7ed558ccdull;
+    return h ^ (h >> 33);
+  }
+  static int32_t finish(uint64_t h, int vocab, float temperature, uint64_t seed, uint64_t counter) {
+    if (temperature > 0) h = mix(mix(h, seed), counter);
+    return int32_t(h % uint64_t(vocab));
+  }
+  int32_t& cell(const BatchInput& b, int group, int sequence, int position) {
+    const int32_t block = b.tables[group][sequence * b.table_stride + position / layout_.block_tokens];
+    CHECK(block >= 0, "a row reads a block that is not there");
+    return cache_[size_t(block) * size_t(layout_.block_tokens) + size_t(position % layout_.block_tokens)];
+  }
+  void store(const BatchInput& b, int row) {
+    int32_t id = b.token_ids[row];
+    if (id < 0) id = last_ids_[size_t(-1 - id)];
+    CHECK(id >= 0 && id < vocab_);
+    for (int g = 0; g < b.groups; ++g) cell(b, g, b.row_sequence[row], b.positions[row]) = id;
+  }
+  SampleResult answer(const BatchInput& b, int row, const SampleRow& wish) {
+    const int s = b.row_sequence[row], position = b.positions[row];
+    uint64_t h = 0;
+    for (int g = 0; g < b.groups; ++g) {
+      const int window = layout_.windows[size_t(g)];
+      for (int p = window ? std::max(0, position - window + 1) : 0; p <= position; ++p)
+        h = mix(h, uint64_t(cell(b, g, s, p)));
+    }
+    if (wish.history)
+      for (int i = 0; i < wish.history_total; ++i) h = mix(h, uint64_t(wish.history[i]));
+    SampleResult r;
+    r.id = wish.target_id >= 0 ? wish.target_id : finish(h, vocab_, wish.temperature, wish.seed, wish.counter);
+    for (int i = 0; i < wish.banned_count; ++i)
+      if (wish.banned_ids[i] == r.id) r.id = (r.id + 1) % vocab_, i = -1;
+    r.logprob = -float(h % 1000) / 100;
+    r.rank = int(h % 7);
+    r.top_count = std::max(0, wish.top_logprobs);
+    for (int i = 0; i < r.top_count; ++i) r.top_ids[i] = i, r.top_logprobs[i] = -float(i);
+    return r;
+  }
+
+  const KvLayout layout_;
+  const int vocab_;
+  std::vector<int32_t> cache_;
+  std::vector<int32_t> last_ids_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool held_ = false;
+  int passes_ = 0, begun_ = 0;
+};
+
+}  // namespace sluice

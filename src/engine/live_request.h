@@ -1,0 +1,45 @@
+// A request inside the engine: the scheduler's sequence, the client's stream, and what sampling needs of the
+// wish in the form that a row of the batch points to. Made on the client's thread, then the engine thread's.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "engine/engine.h"
+#include "sched/sequence.h"
+
+namespace sluice {
+
+struct LiveRequest : Sequence {
+  LiveRequest(Request wish, std::span<const int32_t> model_end_ids, std::shared_ptr<RequestStream> client)
+      : Sequence(std::move(wish)), stream(std::move(client)) {
+    for (const auto& [id, bias] : request.sampling.logit_bias) {
+      bias_ids.push_back(id);
+      bias_values.push_back(bias);
+    }
+    end_ids = request.stop_ids;
+    if (!request.ignore_eos) end_ids.insert(end_ids.end(), model_end_ids.begin(), model_end_ids.end());
+    const SamplingParams& p = request.sampling;
+    has_penalties = p.presence_penalty != 0 || p.frequency_penalty != 0 || p.repetition_penalty != 1;
+    needs_host_state = has_penalties;
+  }
+
+  bool ends_with(int32_t id) const { return std::find(end_ids.begin(), end_ids.end(), id) != end_ids.end(); }
+  bool wants_prompt_logprobs() const { return request.sampling.prompt_top_logprobs >= 0; }
+
+  std::shared_ptr<RequestStream> stream;
+  std::vector<int32_t> bias_ids;  // logit_bias, as two arrays
+  std::vector<float> bias_values;
+  std::vector<int32_t> end_ids;  // that end it: the client's, and the model's unless ignored
+  bool has_penalties = false;
+
+  // Engine thread.
+  int prompt_rows_planned =
+      0;               // prompt tokens 1 .. n whose log-probabilities were asked for; survives preemption
+  bool queued = true;  // counted in EngineDoor::queued
+  TimeNs last_token = 0;
+};
+
+}  // namespace sluice

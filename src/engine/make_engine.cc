@@ -1,0 +1,106 @@
+// Sizes everything for a model on a backend, then puts the engine together.
+#include "engine/make_engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "engine/kv_size.h"
+#include "engine/model_runner.h"
+
+namespace sluice {
+namespace {
+
+ModelCost cost_of(const ModelSpec& spec, const LayerGroups& groups, const Weights& weights,
+                  const KvGeometry& kv) {
+  ModelCost cost;
+  cost.weight_bytes = weights.bytes_per_token();
+  cost.kv_bytes_per_token =
+      2 * size_t(kv.layers_per_group) * size_t(kv.kv_heads) * size_t(kv.head_dim) * dtype_size(kv.dtype);
+  for (const LayerWeights& w : weights.layers)
+    for (const Weight* m : {&w.qkv, &w.o, &w.gate_up, &w.down})
+      cost.flops_per_token += 2.0 * double(m->rows) * double(m->cols);
+  cost.flops_per_logit_row = 2.0 * spec.vocab * spec.hidden;
+  cost.flops_per_attended = 4.0 * groups.layers_per_group * spec.heads * spec.head_dim;
+  return cost;
+}
+
+Status check_config(const EngineConfig& c) {
+  const auto positive = [](int value, const char* name) -> Status {
+    if (value > 0) return {};
+    return Error{ErrorCode::kInvalidArgument, fmt::format("{} must be at least 1, not {}", name, value), name};
+  };
+  for (const auto& [value, name] : {std::pair{c.max_sequences, "max_sequences"},
+                                    {c.max_queue, "max_queue"},
+                                    {c.step_tokens, "step_tokens"},
+                                    {c.block_tokens, "block_tokens"},
+                                    {c.logit_rows, "logit_rows"}})
+    if (Status ok = positive(value, name); !ok) return ok;
+  if (c.max_context < 0)
+    return Error{ErrorCode::kInvalidArgument, "max_context must not be negative", "max_context"};
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const EngineConfig& config) {
+  if (Status ok = check_config(config); !ok) return std::move(ok).error();
+  const ModelSpec& spec = model.spec;
+  const LayerGroups groups = layer_groups(spec);
+  Policy policy;
+  policy.max_running = config.max_sequences;
+  policy.step_tokens = std::max(config.step_tokens, config.max_sequences);  // one token for each always fits
+  policy.max_queue = config.max_queue;
+  policy.min_progress = config.block_tokens;
+
+  KvWish wish;
+  wish.layout.block_tokens = config.block_tokens;
+  wish.layout.max_length = config.max_context ? std::min(config.max_context, spec.context) : spec.context;
+  wish.layout.max_step_tokens = policy.step_tokens;
+  wish.layout.steps_in_flight = kStepsInFlight;
+  for (const LayerGroups::Group& group : groups.groups) wish.layout.windows.push_back(group.window);
+  const KvGeometry geometry{config.block_tokens, groups.layers_per_group, spec.kv_heads, spec.head_dim,
+                            model.backend.kv_dtype()};
+  wish.block_bytes = model.backend.kv_block_bytes(geometry);
+  wish.kv_bytes = config.kv_bytes;
+  const DeviceInfo device = model.backend.info();
+  wish.free_bytes = device.memory_bytes - std::min(device.memory_bytes, model.weights.bytes());
+  wish.max_sequences = config.max_sequences;
+  auto sized = size_kv(wish);
+  if (!sized) return std::move(sized).error();
+  const KvSize& kv = *sized;
+  LOG(info, "keys and values: {}", kv.reason);
+
+  model.backend.reserve({.max_tokens = policy.step_tokens,
+                         .max_sequences = policy.max_running,
+                         .max_columns = std::max({spec.hidden, spec.heads * spec.head_dim, spec.ffn}),
+                         .max_heads = spec.heads,
+                         .head_dim = spec.head_dim,
+                         .max_context = kv.layout.max_length,
+                         .vocab = spec.vocab});
+  const ModelCost cost = cost_of(spec, groups, model.weights, geometry);
+  const BatchBuilder builder({policy.step_tokens, policy.max_running}, kv.layout, cost);
+  const ModelRunnerShape shape{policy.step_tokens,
+                               policy.max_running,
+                               config.logit_rows,
+                               kv.blocks,
+                               wish.block_bytes,
+                               builder.staging_elements() * sizeof(int32_t),
+                               geometry};
+  auto runner = std::make_unique<ModelRunner>(spec, groups, model.weights, model.backend, shape);
+
+  EngineInfo info;
+  info.spec = spec;
+  info.context = kv.layout.max_length;
+  info.block_tokens = config.block_tokens;
+  info.blocks = kv.blocks;
+  info.kv_bytes = size_t(kv.blocks) * wish.block_bytes;
+  info.weight_bytes = model.weights.bytes();
+  info.activation_bytes = runner->activation_bytes();
+  info.end_ids = model.end_ids;
+  info.device = device;
+  return make_engine(std::move(info), policy, kv.layout, cost, std::move(runner));
+}
+
+}  // namespace sluice

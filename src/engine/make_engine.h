@@ -1,0 +1,31 @@
+// Ways to make an Engine: of a model on a backend, or of anything that runs steps.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/batch_builder.h"
+#include "engine/engine.h"
+#include "engine/step_runner.h"
+#include "model/weights.h"
+#include "sched/scheduler.h"
+
+namespace sluice {
+
+// What an engine runs on; everything referenced outlives it.
+struct EngineModel {
+  const ModelSpec& spec;
+  const Weights& weights;
+  Backend& backend;
+  std::vector<int32_t> end_ids;  // end-of-generation ids
+};
+
+// Allocates activations and the block pool, computes a warm-up prompt, starts the threads. Errors: not enough
+// memory for one sequence, settings that contradict each other (named).
+Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const EngineConfig& config);
+
+// For tests: any runner. `info` supplies context, vocabulary and end ids; `cost` may be zero.
+std::unique_ptr<Engine> make_engine(EngineInfo info, const Policy& policy, const KvLayout& layout,
+                                    const ModelCost& cost, std::unique_ptr<StepRunner> runner);
+
+}  // namespace sluice

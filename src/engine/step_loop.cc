@@ -1,0 +1,127 @@
+#include "engine/step_loop.h"
+
+#include <pthread.h>
+
+namespace sluice {
+
+// The loop. Each turn takes in what has arrived, takes back a finished step, and launches the next one while
+// another still runs.
+void StepLoop::run() {
+  pthread_setname_np(pthread_self(), "sluice-engine");
+  for (;;) {
+    const uint32_t heard = door_.bell.count();  // read first: nothing that comes after it is slept through
+    drain_inbox();
+    drop_cancelled();
+    const bool committed = commit_finished();
+    const bool launched = launch_next();
+    publish_status();
+    notify_clients();
+    if (committed || launched) continue;
+    if (door_.quit.load() && scheduler_.idle() && executor_.in_flight() == 0) return;
+    door_.bell.wait(heard, executor_.free_step() ? scheduler_.next_deadline() : 0);
+  }
+}
+
+void StepLoop::drain_inbox() {
+  LiveRequest* live = nullptr;
+  while (inbox_.pop(live)) {
+    CHECK(scheduler_.add(live), "the door counts what is queued");
+    if (live->stream->cancelled_.load() || door_.cancel_all.load())
+      end_without_token(*live, FinishReason::cancelled, now_ns());
+  }
+}
+
+void StepLoop::drop_cancelled() {
+  const uint64_t cancels = door_.cancels.load();
+  if (cancels == cancels_seen_) return;
+  cancels_seen_ = cancels;
+  const bool all = door_.cancel_all.load();
+  dropped_.clear();
+  for (const auto list : {scheduler_.running(), scheduler_.waiting()}) {
+    for (Sequence* s : list) {
+      auto* live = static_cast<LiveRequest*>(s);
+      if (!live->ended() && (all || live->stream->cancelled_.load())) dropped_.push_back(live);
+    }
+  }
+  const TimeNs now = now_ns();
+  for (LiveRequest* live : dropped_) end_without_token(*live, FinishReason::cancelled, now);
+}
+
+// Plans a step and hands it to the executor, if that has room for one.
+bool StepLoop::launch_next() {
+  Step* step = executor_.free_step();
+  if (!step) return false;
+  StepRecord& r = step->record = {};
+  r.paused = pause_slow_clients();
+  r.planned_at = now_ns();
+  scheduler_.plan(r.planned_at, step->plan);
+  const TimeNs built_from = now_ns();
+  for (Sequence* s : step->plan.expired) {
+    auto& live = static_cast<LiveRequest&>(*s);
+    end_without_token(live, FinishReason::deadline, built_from);
+  }
+  if (step->plan.empty()) return !step->plan.expired.empty();
+  note_admissions(step->plan);
+  builder_.build(*step);
+  r.step = next_step_++;
+  r.plan_ns = built_from - r.planned_at;
+  r.build_ns = now_ns() - built_from;
+  executor_.launch(step);
+  return true;
+}
+
+// Takes back the oldest step if it is done: ids, ends, blocks, events.
+bool StepLoop::commit_finished() {
+  Step* step = executor_.finished();
+  if (!step) return false;
+  const TimeNs now = now_ns();
+  for (size_t i = 0; i < step->plan.entries.size(); ++i) commit(*step, i, now);
+  record(*step, now);
+  executor_.recycle(step);
+  return true;
+}
+
+void StepLoop::commit(Step& step, size_t index, TimeNs now) {
+  const PlanEntry& entry = step.plan.entries[index];
+  auto& live = static_cast<LiveRequest&>(*entry.sequence);
+  if (live.ended()) {  // cancelled, or past its end: what the step made of it is thrown away
+    step.record.discarded += entry.samples;
+    scheduler_.land(entry, -1, FinishReason::none, now);
+    if (live.gone()) forget(live);
+    return;
+  }
+  account(live, step, entry);
+  const auto results = step.results_of(index);
+  keep_prompt_logprobs(live, entry.samples ? results.first(results.size() - 1) : results);
+  const int32_t id = entry.samples ? results.back().id : -1;
+  const bool prompt_only = live.request.max_tokens == 0 && entry.first + entry.count == live.prompt_tokens;
+  const FinishReason reason = prompt_only ? FinishReason::length : end_reason(live, id);
+  scheduler_.land(entry, id, reason, now);
+
+  if (entry.samples || prompt_only) {
+    TokenEvent event;
+    event.id = id;
+    event.finish = reason;
+    event.stop_id = reason == FinishReason::stop ? id : -1;
+    event.step = int32_t(step.record.step);
+    event.time = now;
+    if (entry.samples) {
+      const SampleResult& result = results.back();
+      CHECK(id >= 0 && id < vocab_, "a sampled id out of range");
+      if (live.request.sampling.top_logprobs >= 0) event.logprobs = logprobs_of(result);
+    }
+    deliver(live, event);
+  }
+  step.record.sampled += entry.samples;
+  step.record.ended += reason != FinishReason::none;
+  if (live.gone()) forget(live);
+}
+
+FinishReason StepLoop::end_reason(const LiveRequest& live, int32_t id) const {
+  if (id < 0) return FinishReason::none;
+  const int generated = live.generated() + 1;
+  if (generated > live.request.min_tokens && live.ends_with(id)) return FinishReason::stop;
+  return generated >= live.request.max_tokens ? FinishReason::length : FinishReason::none;
+}
+
+}  // namespace sluice

@@ -1,0 +1,92 @@
+// The engine thread: what happens in which order. It alone owns scheduler, blocks and sequences.
+//
+// It sleeps on one bell, rung by arrivals, cancellations and a step's result; so when idle it waits for the
+// inbox, and when two steps are in flight for the older one's result. A warm turn allocates nothing.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "base/bounded_queue.h"
+#include "engine/batch_builder.h"
+#include "engine/engine_door.h"
+#include "engine/engine_meters.h"
+#include "engine/executor.h"
+#include "engine/live_request.h"
+#include "engine/step_record.h"
+#include "sched/scheduler.h"
+
+namespace sluice {
+
+TokenLogprobs logprobs_of(const SampleResult& result);
+
+struct StepLoopParts {
+  Policy policy;
+  KvLayout layout;
+  int blocks = 0;
+  ModelCost cost;
+  int vocab = 0;
+};
+
+class StepLoop {
+ public:
+  StepLoop(const StepLoopParts& parts, StepRunner& runner, EngineDoor& door, EngineMeters& meters);
+  ~StepLoop();
+
+  // Any thread. The inbox has room for all that EngineDoor::queued admits.
+  void hand_over(std::unique_ptr<LiveRequest> request);
+
+  // Engine thread, until EngineDoor::quit and nothing is live.
+  void run();
+  // Before run(), on any one thread: computes a throwaway prompt, so that the first request finds everything
+  // touched.
+  void warm_up(int prompt_tokens);
+
+  // Any thread.
+  const StepLedger& ledger() const { return ledger_; }
+  EngineStatus status() const;
+
+ private:
+  void drain_inbox();
+  void drop_cancelled();
+  bool launch_next();
+  bool commit_finished();
+  void publish_status();
+
+  int pause_slow_clients();
+  void note_admissions(const StepPlan& plan);
+  void commit(Step& step, size_t index, TimeNs now);
+  FinishReason end_reason(const LiveRequest& live, int32_t id) const;
+  void keep_prompt_logprobs(LiveRequest& live, std::span<const SampleResult> results);
+  void account(LiveRequest& live, const Step& step, const PlanEntry& entry);
+  void deliver(LiveRequest& live, TokenEvent event);
+  void end_without_token(LiveRequest& live, FinishReason reason, TimeNs now);
+  void finish_times(LiveRequest& live, TimeNs now);
+  void leave_queue(LiveRequest& live);
+  void forget(LiveRequest& live);
+  void notify_clients();
+  void record(Step& step, TimeNs commit_began);
+
+  EngineDoor& door_;
+  EngineMeters& meters_;
+  const int vocab_;
+  MpmcQueue<LiveRequest*> inbox_;
+  Scheduler scheduler_;
+  BatchBuilder builder_;
+  StepLedger ledger_;
+  std::vector<std::shared_ptr<RequestStream>> to_notify_;
+  std::vector<LiveRequest*> dropped_;
+  uint64_t cancels_seen_ = 0;
+  int gone_ = 0;  // in this turn
+  int64_t next_step_ = 1;
+
+  // Published for status().
+  std::atomic<int> running_{0}, waiting_{0}, blocks_used_{0};
+  std::atomic<uint64_t> steps_{0};
+  std::atomic<TimeNs> last_step_{0};
+
+  Executor executor_;  // last: its thread ends first
+};
+
+}  // namespace sluice

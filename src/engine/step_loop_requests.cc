@@ -1,0 +1,241 @@
+// The loop's dealings with single requests: their streams, times and meters. The loop itself is step_loop.cc.
+#include <algorithm>
+
+#include "engine/step_loop.h"
+
+namespace sluice {
+namespace {
+
+// A step that runs longer than this is no longer believed to end.
+constexpr TimeNs kStuckNs = 120'000'000'000;
+
+}  // namespace
+
+TokenLogprobs logprobs_of(const SampleResult& result) {
+  TokenLogprobs out;
+  out.logprob = result.logprob;
+  out.rank = result.rank;
+  out.count = std::min(result.top_count, kMaxTopLogprobs);
+  std::copy_n(result.top_ids, out.count, out.ids);
+  std::copy_n(result.top_logprobs, out.count, out.values);
+  return out;
+}
+
+StepLoop::StepLoop(const StepLoopParts& parts, StepRunner& runner, EngineDoor& door, EngineMeters& meters)
+    : door_(door),
+      meters_(meters),
+      vocab_(parts.vocab),
+      inbox_(size_t(parts.policy.max_queue) + 1),
+      scheduler_(parts.policy, parts.layout, parts.blocks),
+      builder_({parts.policy.step_tokens, parts.policy.max_running}, parts.layout, parts.cost),
+      executor_(runner, door.bell) {
+  for (Step& step : executor_.steps()) {
+    step.plan.reserve(parts.policy.max_running, parts.policy.max_queue);
+    builder_.reserve(step);
+  }
+  to_notify_.reserve(size_t(parts.policy.max_running) * 2 + size_t(parts.policy.max_queue));
+  dropped_.reserve(size_t(parts.policy.max_running) * 2 + size_t(parts.policy.max_queue));
+  meters_.blocks_total.set(parts.blocks);
+  publish_status();
+}
+
+StepLoop::~StepLoop() { CHECK(scheduler_.idle(), "the loop ended with requests in it"); }
+
+void StepLoop::hand_over(std::unique_ptr<LiveRequest> request) {
+  LiveRequest* live = request.release();
+  CHECK(inbox_.push(std::move(live)), "the door counts what is queued");
+  door_.bell.ring();
+}
+
+// A sequence whose outbox might not take what is in flight, one token more and a last word waits for its
+// client.
+int StepLoop::pause_slow_clients() {
+  int paused = 0;
+  const auto look = [&](Sequence* s) {
+    auto& live = static_cast<LiveRequest&>(*s);
+    RequestStream& stream = *live.stream;
+    const size_t wanted = size_t(live.samples_in_flight) + 2;
+    const auto full = [&] { return stream.events_.capacity() - stream.events_.size() < wanted; };
+    live.paused = full();
+    if (!live.paused) return;
+    // Announced first, then looked at again: the client pops first, then looks whether it was announced.
+    stream.paused_.exchange(true);
+    live.paused = full();
+    paused += live.paused;
+  };
+  for (Sequence* s : scheduler_.running())
+    if (!s->ended()) look(s);
+  for (Sequence* s : scheduler_.waiting()) {
+    if (s->preemptions == 0) break;  // those that never ran come after all that did, and have sent nothing
+    look(s);
+  }
+  return paused;
+}
+
+void StepLoop::note_admissions(const StepPlan& plan) {
+  for (const PlanEntry& entry : plan.entries) {
+    auto& live = static_cast<LiveRequest&>(*entry.sequence);
+    if (!live.queued) continue;
+    leave_queue(live);
+    live.stream->times_.admitted = live.admitted_at;
+    meters_.queue_seconds.observe(seconds(live.admitted_at - live.stream->times_.submitted));
+  }
+}
+
+void StepLoop::leave_queue(LiveRequest& live) {
+  if (!live.queued) return;
+  live.queued = false;
+  door_.queued.fetch_sub(1);
+}
+
+void StepLoop::keep_prompt_logprobs(LiveRequest& live, std::span<const SampleResult> results) {
+  for (const SampleResult& result : results) live.stream->prompt_logprobs_.push_back(logprobs_of(result));
+}
+
+void StepLoop::account(LiveRequest& live, const Step& step, const PlanEntry& entry) {
+  RequestTimes& times = live.stream->times_;
+  (live.generated() == 0 ? times.prefill_ns : times.decode_ns) += step.record.execute_ns;
+  ++times.steps;
+}
+
+void StepLoop::deliver(LiveRequest& live, TokenEvent event) {
+  RequestTimes& times = live.stream->times_;
+  if (event.id >= 0) {
+    if (times.first_token == 0) {
+      times.first_token = event.time;
+      meters_.first_token_seconds.observe(seconds(event.time - times.submitted));
+      meters_.prefill_seconds.observe(seconds(event.time - times.admitted));
+      meters_.prompt_tokens.add(uint64_t(live.prompt_tokens));
+    } else {
+      meters_.inter_token_seconds.observe(seconds(event.time - live.last_token));
+    }
+    live.last_token = event.time;
+    meters_.generated_tokens.add();
+  }
+  if (event.finish != FinishReason::none) finish_times(live, event.time);
+  RequestStream& stream = *live.stream;
+  CHECK(stream.events_.push(event), "a full outbox pauses its sequence");
+  if (!stream.notified_.exchange(true) && stream.notify_) to_notify_.push_back(live.stream);
+}
+
+// The last of what is written about a request: its client may read the times once it has the last event.
+void StepLoop::finish_times(LiveRequest& live, TimeNs now) {
+  RequestTimes& times = live.stream->times_;
+  times.finished = now;
+  times.preempted_ns = live.preempted_ns;
+  times.preemptions = live.preemptions;
+  if (times.first_token == 0 && live.finish == FinishReason::length)
+    meters_.prompt_tokens.add(uint64_t(live.prompt_tokens));
+  if (times.first_token) meters_.decode_seconds.observe(seconds(now - times.first_token));
+  meters_.request_seconds.observe(seconds(now - times.submitted));
+  meters_.request_prompt_tokens.observe(live.prompt_tokens);
+  meters_.request_generated_tokens.observe(live.generated());
+  meters_.finished[size_t(live.finish)]->add();
+}
+
+// Cancelled or out of time: its client gets a last event without a token.
+void StepLoop::end_without_token(LiveRequest& live, FinishReason reason, TimeNs now) {
+  if (!live.ended()) scheduler_.end(&live, reason);
+  leave_queue(live);
+  TokenEvent event;
+  event.finish = reason;
+  event.time = now;
+  deliver(live, event);
+  if (live.gone()) forget(live);
+}
+
+void StepLoop::forget(LiveRequest& live) {
+  CHECK(live.gone() && !live.queued);
+  delete &live;
+  ++gone_;
+}
+
+// After a turn's events are all in their outboxes: a client woken now finds everything. Only then do requests
+// count as gone, so nobody is notified once a drain has returned.
+void StepLoop::notify_clients() {
+  for (const auto& stream : to_notify_) stream->notify_();
+  to_notify_.clear();
+  for (; gone_ > 0; --gone_) door_.leave();
+}
+
+void StepLoop::record(Step& step, TimeNs commit_began) {
+  StepRecord& r = step.record;
+  r.running = int32_t(scheduler_.running().size());
+  r.waiting = int32_t(scheduler_.waiting().size());
+  r.blocks_used = scheduler_.blocks().used();
+  r.blocks_total = scheduler_.blocks().total();
+  r.admitted = step.plan.admitted;
+  r.preempted = step.plan.preempted;
+  r.held_back = step.plan.held_back;
+  r.stopped_by = step.plan.stopped_by;
+  r.commit_ns = now_ns() - commit_began;
+  ledger_.write(r);
+
+  meters_.steps.add();
+  meters_.one_sequence_steps.add(r.sequences == 1);
+  meters_.computed_tokens.add(uint64_t(r.tokens));
+  meters_.discarded_tokens.add(uint64_t(r.discarded));
+  meters_.preemptions.add(uint64_t(r.preempted));
+  meters_.paused_steps.add(uint64_t(r.paused));
+  meters_.step_seconds.observe(seconds(r.execute_ns));
+  meters_.step_tokens.observe(r.tokens);
+  meters_.step_sequences.observe(r.sequences);
+  steps_.fetch_add(1, std::memory_order_relaxed);
+  last_step_.store(commit_began, std::memory_order_relaxed);
+}
+
+void StepLoop::publish_status() {
+  const int running = int(scheduler_.running().size());
+  const int waiting = std::max(int(scheduler_.waiting().size()), door_.queued.load(std::memory_order_relaxed));
+  const BlockPool& blocks = scheduler_.blocks();
+  running_.store(running, std::memory_order_relaxed);
+  waiting_.store(waiting, std::memory_order_relaxed);
+  blocks_used_.store(blocks.used(), std::memory_order_relaxed);
+  meters_.running.set(running);
+  meters_.waiting.set(waiting);
+  meters_.blocks_used.set(blocks.used());
+  meters_.kv_usage.set(blocks.total() ? double(blocks.used()) / blocks.total() : 0);
+}
+
+EngineStatus StepLoop::status() const {
+  EngineStatus status;
+  status.running = running_.load(std::memory_order_relaxed);
+  status.waiting = waiting_.load(std::memory_order_relaxed);
+  status.blocks_used = blocks_used_.load(std::memory_order_relaxed);
+  status.blocks_total = scheduler_.blocks().total();
+  status.steps = steps_.load(std::memory_order_relaxed);
+  status.last_step = last_step_.load(std::memory_order_relaxed);
+  status.draining = door_.draining.load();
+  const TimeNs since = executor_.running_since();
+  status.stuck = since != 0 && now_ns() - since > kStuckNs;
+  return status;
+}
+
+// One prompt through the executor, past queue and meters: what is touched first is touched before the first
+// request.
+void StepLoop::warm_up(int prompt_tokens) {
+  Request wish;
+  wish.prompt.assign(size_t(prompt_tokens), 0);
+  wish.max_tokens = 1;
+  wish.sampling.temperature = 0;
+  LiveRequest live(std::move(wish), {}, nullptr);
+  CHECK(scheduler_.add(&live));
+  while (!live.gone()) {
+    Step* step = executor_.free_step();
+    step->record = {};
+    scheduler_.plan(now_ns(), step->plan);
+    builder_.build(*step);
+    executor_.launch(step);
+    for (;;) {
+      const uint32_t heard = door_.bell.count();
+      if ((step = executor_.finished())) break;
+      door_.bell.wait(heard);
+    }
+    const PlanEntry& entry = step->plan.entries[0];
+    const int32_t id = entry.samples ? step->results_of(0).back().id : -1;
+    scheduler_.land(entry, id, entry.samples ? FinishReason::length : FinishReason::none, now_ns());
+    executor_.recycle(step);
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,58 @@
+#include "engine/step_record.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace sluice {
+
+std::string describe(const StepRecord& r) {
+  return fmt::format(
+      "step {}: {} tokens of {} sequences ({} with one), {} logit rows | plan {:.3f} build {:.3f} execute "
+      "{:.3f} "
+      "commit {:.3f} idle {:.3f} ms | running {} waiting {} blocks {}/{} | admitted {} (stopped by {}) "
+      "preempted {} held "
+      "back {} paused {} ended {}",
+      r.step, r.tokens, r.sequences, r.one_token_sequences, r.logit_rows, ms(r.plan_ns), ms(r.build_ns),
+      ms(r.execute_ns), ms(r.commit_ns), ms(r.idle_ns), r.running, r.waiting, r.blocks_used, r.blocks_total,
+      r.admitted, admission_stop_name(r.stopped_by), r.preempted, r.held_back, r.paused, r.ended);
+}
+
+StepLedger::StepLedger() : cells_(new Cell[kCapacity]) {}
+
+// Words are released and acquired one by one: on x86 that costs nothing, and no fence is needed that a race
+// detector would not understand.
+void StepLedger::write(const StepRecord& record) {
+  const uint64_t index = written_.load(std::memory_order_relaxed);
+  Cell& cell = cells_[index % kCapacity];
+  std::array<uint64_t, kWords> words{};
+  std::memcpy(words.data(), &record, sizeof record);
+  cell.turn.store(2 * index + 1, std::memory_order_relaxed);
+  for (size_t i = 0; i < kWords; ++i) cell.words[i].store(words[i], std::memory_order_release);
+  cell.turn.store(2 * index + 2, std::memory_order_release);
+  written_.store(index + 1, std::memory_order_release);
+}
+
+bool StepLedger::read(uint64_t index, StepRecord& out) const {
+  const Cell& cell = cells_[index % kCapacity];
+  if (cell.turn.load(std::memory_order_acquire) != 2 * index + 2) return false;
+  std::array<uint64_t, kWords> words;
+  for (size_t i = 0; i < kWords; ++i) words[i] = cell.words[i].load(std::memory_order_acquire);
+  if (cell.turn.load(std::memory_order_relaxed) != 2 * index + 2) return false;
+  std::memcpy(static_cast<void*>(&out), words.data(), sizeof out);
+  return true;
+}
+
+std::vector<StepRecord> StepLedger::last(size_t count) const {
+  const uint64_t end = written();
+  const uint64_t begin = end - std::min<uint64_t>({end, count, kCapacity});
+  std::vector<StepRecord> out;
+  for (uint64_t i = begin; i < end; ++i) {
+    StepRecord record;
+    if (read(i, record)) out.push_back(record);
+  }
+  return out;
+}
+
+}  // namespace sluice

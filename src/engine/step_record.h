@@ -1,0 +1,76 @@
+// What an observer sees of a step: one plain record per step, kept in a ring that any thread may read while the
+// engine thread writes.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "base/clock.h"
+#include "sched/step_plan.h"
+
+namespace sluice {
+
+struct StepRecord {
+  int64_t step = 0;
+
+  // Times. planned_at .. + plan_ns: the plan; + build_ns: the arrays; then the queue of the executor,
+  // execute_at ..
+  // + execute_ns: the device; commit_ns: results taken back. idle_ns: the device had nothing to do before this
+  // step.
+  TimeNs planned_at = 0, plan_ns = 0, build_ns = 0;
+  TimeNs execute_at = 0, execute_ns = 0, commit_ns = 0, idle_ns = 0;
+
+  // The batch's shape.
+  int32_t tokens = 0;
+  int32_t sequences = 0;
+  int32_t one_token_sequences = 0;
+  int32_t logit_rows = 0;
+  int32_t longest_context = 0;
+  int64_t context_tokens = 0;  // cached tokens that its sequences attend to, summed
+
+  // The state it was planned in.
+  int32_t running = 0, waiting = 0;
+  int32_t blocks_used = 0, blocks_total = 0;
+
+  // What happened, and why.
+  int32_t admitted = 0, preempted = 0, held_back = 0, paused = 0;
+  AdmissionStop stopped_by = AdmissionStop::none;
+  int32_t sampled = 0, discarded = 0, ended = 0;
+
+  // Work as counted from shapes, not measured.
+  int64_t weight_bytes = 0, kv_read_bytes = 0, kv_write_bytes = 0;
+  double flops = 0;
+};
+static_assert(std::is_trivially_copyable_v<StepRecord>);
+
+// One line for people.
+std::string describe(const StepRecord& record);
+
+// The last kCapacity records. One writer (the engine thread), any readers. Each cell is a seqlock whose payload
+// is atomic words, so that a reader that lost the race merely reads again.
+class StepLedger {
+ public:
+  static constexpr size_t kCapacity = 1024;
+  StepLedger();
+  void write(const StepRecord& record);
+  // The newest `count` records, oldest first. Those overwritten while reading are left out.
+  std::vector<StepRecord> last(size_t count) const;
+  uint64_t written() const { return written_.load(std::memory_order_acquire); }
+
+ private:
+  static constexpr size_t kWords = (sizeof(StepRecord) + 7) / 8;
+  struct Cell {
+    std::atomic<uint64_t> turn{0};  // odd while being written
+    std::array<std::atomic<uint64_t>, kWords> words{};
+  };
+  bool read(uint64_t index, StepRecord& out) const;
+  std::unique_ptr<Cell[]> cells_;
+  std::atomic<uint64_t> written_{0};
+};
+
+}  // namespace sluice
