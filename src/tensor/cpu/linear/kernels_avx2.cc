@@ -20,6 +20,7 @@ namespace sluice::cpu {
 namespace {
 
 constexpr int kMaxRows = 4;  // rows of x in a block
+constexpr int kPrefetchBytes = 2048;
 
 [[gnu::always_inline]] inline __m256i load(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
@@ -39,12 +40,16 @@ struct Rows {
   const float* fsum[kMaxRows];
 };
 
-// A tile: pointers of its three streams.
+// A tile as the kernels walk it, block by block. Scales lie in the block, or widened to f32 beside it when many
+// rows of x share the work.
 struct Tile {
+  const std::byte* block;  // quants start here
+  int64_t block_bytes;
   const std::byte* scales;
   const std::byte* mins;  // null: none
-  const uint8_t* quants;
+  int64_t scale_stride;   // from block to block
   bool scales_f32;
+  bool prefetch;  // first to touch these weights
   int32_t bias;
 };
 
@@ -134,44 +139,60 @@ template <typename Q, int kGroup, int kRows>
   }
 }
 
-// sums[m][half] = the tile's 16 rows times kRows rows of x.
+// Adds one group's scaled dot products (and mins) to the rows' sums. `i` is the group's place in its block.
 template <typename Q, int kGroup, int kRows>
-[[gnu::always_inline]] inline void tile_dots(const Tile& t, const Rows& rows, int64_t groups,
-                                             __m256 out[kRows][2]) {
-  constexpr int64_t kBytes = kGroup * kTileRows / (Q::kNibbles ? 2 : 1);
-  __m256 sums[kRows][2];
-  for (int m = 0; m < kRows; ++m) sums[m][0] = sums[m][1] = _mm256_setzero_ps();
-  for (int64_t g = 0; g < groups; ++g) {
-    __m256i dots[kRows][2];
-    group_dots<Q, kGroup, kRows>(t.quants + g * kBytes, rows, g * kGroup, dots);
-    const __m256 s0 = load_scales(t.scales, g * 16, t.scales_f32),
-                 s1 = load_scales(t.scales, g * 16 + 8, t.scales_f32);
+[[gnu::always_inline]] inline void add_group(const Tile& t, const Rows& rows, int64_t block, int i,
+                                             const __m256i dots[kRows][2], __m256 sums[kRows][2]) {
+  const int64_t g = block * (kBlock / kGroup) + i;
+  const std::byte* scales = t.scales + block * t.scale_stride;
+  const __m256 s0 = load_scales(scales, i * 16, t.scales_f32),
+               s1 = load_scales(scales, i * 16 + 8, t.scales_f32);
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; ++m) {
+    __m256i d0 = dots[m][0], d1 = dots[m][1];
+    if constexpr (!Q::kNibbles && !Q::kSigned) {
+      const __m256i correction = _mm256_set1_epi32(t.bias * rows.sum[m][g]);
+      d0 = _mm256_sub_epi32(d0, correction);
+      d1 = _mm256_sub_epi32(d1, correction);
+    }
+    const __m256 x_scale = _mm256_broadcast_ss(rows.scale[m] + (kGroup == 16 ? g / 2 : g));
+    sums[m][0] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(d0), s0), x_scale, sums[m][0]);
+    sums[m][1] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(d1), s1), x_scale, sums[m][1]);
+  }
+  if (t.mins) {
+    const std::byte* mins = t.mins + block * t.scale_stride;
+    const __m256 min0 = load_scales(mins, i * 16, t.scales_f32),
+                 min1 = load_scales(mins, i * 16 + 8, t.scales_f32);
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m) {
-      __m256i d0 = dots[m][0], d1 = dots[m][1];
-      if constexpr (!Q::kNibbles && !Q::kSigned) {
-        const __m256i correction = _mm256_set1_epi32(t.bias * rows.sum[m][g]);
-        d0 = _mm256_sub_epi32(d0, correction);
-        d1 = _mm256_sub_epi32(d1, correction);
-      }
-      const __m256 x_scale = _mm256_broadcast_ss(rows.scale[m] + (kGroup == 16 ? g / 2 : g));
-      sums[m][0] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(d0), s0), x_scale, sums[m][0]);
-      sums[m][1] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(d1), s1), x_scale, sums[m][1]);
-    }
-    if (t.mins) {
-      const __m256 min0 = load_scales(t.mins, g * 16, t.scales_f32),
-                   min1 = load_scales(t.mins, g * 16 + 8, t.scales_f32);
-#pragma GCC unroll 8
-      for (int m = 0; m < kRows; ++m) {
-        const __m256 x_sum = _mm256_broadcast_ss(rows.fsum[m] + g);
-        sums[m][0] = _mm256_fmadd_ps(min0, x_sum, sums[m][0]);
-        sums[m][1] = _mm256_fmadd_ps(min1, x_sum, sums[m][1]);
-      }
+      const __m256 x_sum = _mm256_broadcast_ss(rows.fsum[m] + g);
+      sums[m][0] = _mm256_fmadd_ps(min0, x_sum, sums[m][0]);
+      sums[m][1] = _mm256_fmadd_ps(min1, x_sum, sums[m][1]);
     }
   }
-  for (int m = 0; m < kRows; ++m) {
-    out[m][0] = sums[m][0];
-    out[m][1] = sums[m][1];
+}
+
+// sums[m][half] = the tile's 16 rows times kRows rows of x.
+template <typename Q, int kGroup, int kRows>
+[[gnu::always_inline]] inline void tile_dots(const Tile& t, const Rows& rows, int64_t blocks,
+                                             __m256 sums[kRows][2]) {
+  constexpr int kBytes = kGroup * kTileRows / (Q::kNibbles ? 2 : 1);
+  for (int m = 0; m < kRows; ++m) sums[m][0] = sums[m][1] = _mm256_setzero_ps();
+  for (int64_t b = 0; b < blocks; ++b) {
+    const std::byte* block = t.block + b * t.block_bytes;
+    if (t.prefetch) {
+      constexpr int kLines = kBlock / kGroup * (kBytes + kTileRows * 4) / 64;
+#pragma GCC unroll 32
+      for (int i = 0; i < kLines; ++i)
+        _mm_prefetch(reinterpret_cast<const char*>(block) + kPrefetchBytes + i * 64, _MM_HINT_T0);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kBlock / kGroup; ++i) {
+      __m256i dots[kRows][2];
+      group_dots<Q, kGroup, kRows>(reinterpret_cast<const uint8_t*>(block) + i * kBytes, rows,
+                                   b * kBlock + i * kGroup, dots);
+      add_group<Q, kGroup, kRows>(t, rows, b, i, dots, sums);
+    }
   }
 }
 
@@ -210,23 +231,52 @@ void integer_block(const Tile& tile, const Job& job, int64_t m, const Out& out) 
     rows.fsum[i] = kGroup == 16 ? r.fsum16 : r.fsum32;
   }
   __m256 sums[kRows][2];
-  tile_dots<Q, kGroup, kRows>(tile, rows, job.header->groups, sums);
+  tile_dots<Q, kGroup, kRows>(tile, rows, job.header->blocks, sums);
   for (int i = 0; i < kRows; ++i) {
     store_row(out.data + (m + i) * out.stride, sums[i][0], sums[i][1], out.bias, out.valid);
   }
 }
 
+// Scales and mins of one tile as f32, so that blocks of x rows after the first don't convert them again.
+struct WideScales {
+  static constexpr int64_t kMaxBlocks = 256;  // K up to 16384
+  alignas(32) float data[kMaxBlocks * (kBlock / 16) * kTileRows * 2];
+};
+
+template <int kGroup>
+void widen_scales(const PackedHeader& h, WideScales& wide, Tile& t) {
+  constexpr int kFloats = kBlock / kGroup * kTileRows;
+  float* mins = wide.data + h.blocks * kFloats;
+  for (int64_t b = 0; b < h.blocks; ++b) {
+    for (int i = 0; i < kFloats; i += 8) {
+      _mm256_store_ps(wide.data + b * kFloats + i, load_scales(t.scales + b * h.block_bytes, i, false));
+      if (t.mins) _mm256_store_ps(mins + b * kFloats + i, load_scales(t.mins + b * h.block_bytes, i, false));
+    }
+  }
+  t.scales = reinterpret_cast<const std::byte*>(wide.data);
+  if (t.mins) t.mins = reinterpret_cast<const std::byte*>(mins);
+  t.scale_stride = kFloats * 4;
+  t.scales_f32 = true;
+}
+
 template <typename Q, int kGroup>
 void integer_tiles(const Job& job, int64_t tile_begin, int64_t tile_end) {
   const PackedHeader& h = *job.header;
+  WideScales wide;
   for (int64_t t = tile_begin; t < tile_end; ++t) {
     const std::byte* p = job.tiles + t * h.tile_bytes;
-    const Tile tile{p, h.has_min ? p + h.min_offset : nullptr,
-                    reinterpret_cast<const uint8_t*>(p + h.quant_offset), h.scales_f32, h.bias};
+    Tile tile{p + h.quant_offset, h.block_bytes, p,    h.has_min ? p + h.min_offset : nullptr,
+              h.block_bytes,      h.scales_f32,  true, h.bias};
     const Out out{job.out + t * kTileRows, job.out_stride, job.bias ? job.bias + t * kTileRows : nullptr,
                   tile_rows(h, t)};
     int64_t m = 0;
-    for (; m + 4 <= job.m; m += 4) integer_block<Q, kGroup, 4>(tile, job, m, out);
+    for (; m + 4 <= job.m; m += 4) {
+      integer_block<Q, kGroup, 4>(tile, job, m, out);
+      if (m == 0 && job.m > 8 && !h.scales_f32 && h.blocks <= WideScales::kMaxBlocks) {
+        widen_scales<kGroup>(h, wide, tile);
+      }
+      tile.prefetch = false;
+    }
     switch (job.m - m) {
       case 3:
         integer_block<Q, kGroup, 3>(tile, job, m, out);
@@ -317,7 +367,7 @@ void float_tiles(const Job& job, int64_t tile_begin, int64_t tile_end) {
     return;
   }
   float padded[kXGroup] = {};
-  for (int64_t k = 0; k < left; ++k) padded[k] = x[k];
+  for (int64_t k = 0; k < left; ++k) padded[k] = x[k];  // left may be negative: all padding
   for (int i = 0; i < 4; ++i) v[i] = _mm256_loadu_ps(padded + 8 * i);
 }
 

@@ -28,15 +28,18 @@ int quant_at(const PackedHeader& h, const std::byte* quants, int r, int k) {
 float integer_dot(const Job& job, const std::byte* tile, int r, const QuantRow& x) {
   const PackedHeader& h = *job.header;
   const bool g16 = h.group == 16;
-  const int64_t group_bytes = h.group * kTileRows / (h.element == WeightElement::int4 ? 2 : 1);
+  const int per_block = kBlock / h.group;
+  const int group_bytes = h.group * kTileRows / (h.element == WeightElement::int4 ? 2 : 1);
   float sum = 0;
-  for (int64_t g = 0; g < h.groups; ++g) {
-    const std::byte* quants = tile + h.quant_offset + g * group_bytes;
+  for (int64_t g = 0; g < int64_t(h.blocks) * per_block; ++g) {
+    const std::byte* block = tile + g / per_block * h.block_bytes;
+    const int64_t i = g % per_block;
+    const std::byte* quants = block + h.quant_offset + i * group_bytes;
     const int8_t* xq = x.q + g * h.group;
     int32_t dot = 0;
     for (int k = 0; k < h.group; ++k) dot += quant_at(h, quants, r, k) * xq[k];
-    sum += float(dot) * scale_at(h, tile, g * kTileRows + r) * x.scale[g16 ? g / 2 : g];
-    if (h.has_min) sum += scale_at(h, tile + h.min_offset, g * kTileRows + r) * (g16 ? x.fsum16 : x.fsum32)[g];
+    sum += float(dot) * scale_at(h, block, i * kTileRows + r) * x.scale[g16 ? g / 2 : g];
+    if (h.has_min) sum += scale_at(h, block + h.min_offset, i * kTileRows + r) * (g16 ? x.fsum16 : x.fsum32)[g];
   }
   return sum;
 }
@@ -68,7 +71,9 @@ void quantize_scalar(const float* x, int64_t stride, int64_t cols, const QuantRo
     for (int64_t g = 0; g < out.groups; ++g) {
       float v[kXGroup] = {};
       const int64_t left = cols - g * kXGroup;
-      std::memcpy(v, x + m * stride + g * kXGroup, size_t(left < kXGroup ? left : kXGroup) * sizeof(float));
+      if (left > 0) {
+        std::memcpy(v, x + m * stride + g * kXGroup, size_t(left < kXGroup ? left : kXGroup) * sizeof(float));
+      }
       // Absolute values compare as integers; NaN and infinity come out above every number.
       uint32_t top = 0;
       for (float f : v) {

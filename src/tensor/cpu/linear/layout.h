@@ -1,7 +1,8 @@
 // How a packed weight lies in memory, shared by pack.cc and all kernels. See README.md for why.
 //
-// A part is a header and then tiles of 16 rows. An integer tile is
-//   scales [groups][16] f16 or f32 | mins [groups][16] (same type, when has_min) | quants
+// A part is a header and then tiles of 16 rows. An integer tile is a run of blocks of 64 columns, read from end
+// to end by one stream, each
+//   scales [64 / group][16] f16 or f32 | mins [64 / group][16] (same type, when has_min) | quants
 // where the quants of one group are [group / 4][16 rows][4 columns] bytes (int8), or half as many bytes for
 // int4: byte i of the first half of the group's columns in the low nibble, of the second half in the high
 // nibble. So one 64-byte vector holds 4 consecutive columns of 16 rows, which is what maddubs, vpdpbusd and an
@@ -19,6 +20,7 @@ namespace sluice::cpu {
 
 inline constexpr int kTileRows = 16;
 inline constexpr int kXGroup = 32;  // columns of x per activation scale
+inline constexpr int kBlock = 64;   // columns per block; rows of quantized x are padded to it
 
 struct PackedHeader {
   static constexpr uint32_t kMagic = 0x534c5057;
@@ -29,13 +31,14 @@ struct PackedHeader {
   uint8_t group;      // 16 or 32 for integers, 0 for floats
   int32_t bias;       // int8: stored byte = q + bias
   int32_t max_quant;  // int8: largest stored byte when bytes are unsigned; 255 and bias 0: signed bytes
-  int32_t groups;     // integer: columns padded to a multiple of 32, divided by group
+  int32_t blocks;     // integer: of 64 columns, the last one padded with zeros
   int64_t rows;
   int64_t cols;
   int64_t tiles;
   int64_t tile_bytes;
-  int64_t min_offset;    // in a tile
-  int64_t quant_offset;  // in a tile
+  int32_t block_bytes;
+  int32_t min_offset;    // in a block
+  int32_t quant_offset;  // in a block
 };
 inline constexpr size_t kHeaderBytes = 128;
 static_assert(sizeof(PackedHeader) <= kHeaderBytes);
@@ -45,13 +48,12 @@ static_assert(sizeof(PackedHeader) <= kHeaderBytes);
 struct QuantRows {
   std::byte* base;
   int64_t row_bytes;
-  int64_t groups;  // G, of 32 columns
+  int64_t groups;  // G, of 32 columns, even
 };
 
-constexpr int64_t quant_row_bytes(int64_t cols) {
-  const int64_t groups = (cols + kXGroup - 1) / kXGroup;
-  return (groups * (kXGroup + 7 * 4) + 63) / 64 * 64;
-}
+constexpr int64_t x_groups(int64_t cols) { return (cols + kBlock - 1) / kBlock * (kBlock / kXGroup); }
+
+constexpr int64_t quant_row_bytes(int64_t cols) { return (x_groups(cols) * (kXGroup + 7 * 4) + 63) / 64 * 64; }
 
 // Everything a kernel needs for one part.
 struct Job {

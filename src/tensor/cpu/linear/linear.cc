@@ -72,7 +72,7 @@ void linear(Team& team, Isa isa, const LinearArgs& a, std::byte* scratch) {
     integers |= !part.format.is_float();
   }
   const int64_t row_bytes = quant_row_bytes(a.w.cols);
-  const int64_t groups = (a.w.cols + kXGroup - 1) / kXGroup;
+  const int64_t groups = x_groups(a.w.cols);
   const auto aligned = (reinterpret_cast<uintptr_t>(scratch) + 63) / 64 * 64;
   const QuantRows shared{reinterpret_cast<std::byte*>(aligned), row_bytes, groups};
   const bool own = m <= kOwnQuantRows && size_t(m * row_bytes) <= kOwnQuantBytes;

@@ -198,7 +198,7 @@ Weight pack_one(HostMemory& memory, Team& team, Isa isa, const RowSource& rows) 
 std::vector<double> quantized(const float* x, int64_t m, int64_t cols) {
   std::vector<std::byte> bytes(size_t(m * quant_row_bytes(cols)) + 64);
   const auto aligned = (reinterpret_cast<uintptr_t>(bytes.data()) + 63) / 64 * 64;
-  const QuantRows rows{reinterpret_cast<std::byte*>(aligned), quant_row_bytes(cols), (cols + 31) / 32};
+  const QuantRows rows{reinterpret_cast<std::byte*>(aligned), quant_row_bytes(cols), x_groups(cols)};
   quantize_scalar(x, cols, cols, rows, 0, m);
   std::vector<double> values;
   for (int64_t i = 0; i < m; ++i) {

@@ -39,17 +39,34 @@ Result<PackedHeader> plan_part(const RowSource& rows, int64_t count) {
                                               " columns (the CPU kernels want 16 or a multiple of 32)"};
   }
   h.group = f.group == 16 ? 16 : 32;
-  h.groups = int32_t(round_up(h.cols, kXGroup) / h.group);
+  h.blocks = int32_t(round_up(h.cols, kBlock) / kBlock);
   return h;
 }
 
 void place_parts_of_tile(PackedHeader& h) {
   if (h.group == 0) return;
-  const int64_t scale_bytes = int64_t(h.groups) * kTileRows * (h.scales_f32 ? 4 : 2);
+  const int scale_bytes = kBlock / h.group * kTileRows * (h.scales_f32 ? 4 : 2);
   h.min_offset = scale_bytes;
-  h.quant_offset = round_up(h.has_min ? 2 * scale_bytes : scale_bytes, 64);
-  h.tile_bytes = round_up(h.quant_offset + h.groups * group_bytes(h), 64);
+  h.quant_offset = h.has_min ? 2 * scale_bytes : scale_bytes;
+  h.block_bytes = h.quant_offset + int32_t(kBlock / h.group * group_bytes(h));
+  h.tile_bytes = int64_t(h.blocks) * h.block_bytes;
 }
+
+// Where group g of a tile has its scales, mins and quants.
+struct Group {
+  std::byte* scales;
+  std::byte* mins;
+  std::byte* quants;
+};
+
+Group group_at(const PackedHeader& h, std::byte* tile, int64_t g) {
+  const int per_block = kBlock / h.group;
+  std::byte* block = tile + g / per_block * h.block_bytes;
+  const int64_t i = g % per_block, scales = i * kTileRows * (h.scales_f32 ? 4 : 2);
+  return {block + scales, block + h.min_offset + scales, block + h.quant_offset + i * group_bytes(h)};
+}
+
+int64_t group_count(const PackedHeader& h) { return int64_t(h.blocks) * (kBlock / h.group); }
 
 // What a member learned from the rows that it packed.
 struct Seen {
@@ -74,24 +91,23 @@ void put_scale(const PackedHeader& h, std::byte* scales, int64_t i, float v) {
 void pack_integer_row(const PackedHeader& h, int file_group, const DecodedRow& row, std::byte* tile, int r,
                       Seen& seen) {
   const int64_t per_scale = h.group == 16 ? 1 : file_group / 32;
-  for (int64_t g = 0; g < h.groups; ++g) {
+  for (int64_t g = 0; g < group_count(h); ++g) {
+    const Group group = group_at(h, tile, g);
     const auto from = size_t(g / per_scale);
     const float scale = from < row.scale.size() ? row.scale[from] : 0.f;
-    put_scale(h, tile, g * kTileRows + r, scale);
+    put_scale(h, group.scales, r, scale);
     seen.f16_loses |= f16_loses(scale);
     if (h.has_min) {
       const float min = from < row.min.size() ? row.min[from] : 0.f;
-      put_scale(h, tile + h.min_offset, g * kTileRows + r, min);
+      put_scale(h, group.mins, r, min);
       seen.f16_loses |= f16_loses(min);
     }
   }
-  std::byte* quants = tile + h.quant_offset;
   const bool int4 = h.element == WeightElement::int4;
   const int in_group = h.group, half = in_group / 2;
-  const int64_t bytes = group_bytes(h);
   int lo = seen.min_quant, hi = seen.max_quant;
-  for (int64_t g = 0; g < h.groups; ++g) {
-    std::byte* group = quants + g * bytes;
+  for (int64_t g = 0; g * in_group < h.cols; ++g) {
+    std::byte* group = group_at(h, tile, g).quants;
     const int8_t* from = row.q.data() + g * in_group;
     const int count = int(std::min<int64_t>(in_group, h.cols - g * in_group));
     for (int k = 0; k < count; ++k) {
@@ -157,11 +173,12 @@ void choose_bias(Isa, const Seen& seen, PackedHeader& h) {
 void add_bias(Team& team, const PackedHeader& h, std::byte* tiles) {
   if (h.bias == 0) return;
   team.run([&](int member, int size) {
+    const auto bias = uint8_t(h.bias);
     for (int64_t t = h.tiles * member / size; t < h.tiles * (member + 1) / size; ++t) {
-      auto* q = reinterpret_cast<uint8_t*>(tiles + t * h.tile_bytes + h.quant_offset);
-      const int64_t bytes = h.groups * group_bytes(h);
-      const auto bias = uint8_t(h.bias);
-      for (int64_t i = 0; i < bytes; ++i) q[i] = uint8_t(q[i] + bias);
+      for (int64_t block = 0; block < h.blocks; ++block) {
+        auto* q = reinterpret_cast<uint8_t*>(tiles + t * h.tile_bytes + block * h.block_bytes + h.quant_offset);
+        for (int i = 0; i < kBlock * kTileRows; ++i) q[i] = uint8_t(q[i] + bias);
+      }
     }
   });
 }
@@ -196,14 +213,15 @@ float scale_at(const PackedHeader& h, const std::byte* scales, int64_t i) {
   return f16_to_f32(reinterpret_cast<const uint16_t*>(scales)[i]);
 }
 
-void unpack_integer_row(const PackedHeader& h, const std::byte* tile, int r, float* out) {
+void unpack_integer_row(const PackedHeader& h, std::byte* tile, int r, float* out) {
   const bool int4 = h.element == WeightElement::int4;
   const bool is_signed = h.bias == 0 && h.max_quant == 255;
   const int half = h.group / 2;
-  for (int64_t g = 0; g < h.groups; ++g) {
-    const float scale = scale_at(h, tile, g * kTileRows + r);
-    const float min = h.has_min ? scale_at(h, tile + h.min_offset, g * kTileRows + r) : 0.f;
-    const std::byte* quants = tile + h.quant_offset + g * group_bytes(h);
+  for (int64_t g = 0; g * h.group < h.cols; ++g) {
+    const Group group = group_at(h, tile, g);
+    const std::byte* quants = group.quants;
+    const float scale = scale_at(h, group.scales, r);
+    const float min = h.has_min ? scale_at(h, group.mins, r) : 0.f;
     const int64_t count = std::min<int64_t>(h.group, h.cols - g * h.group);
     for (int k = 0; k < count; ++k) {
       int q;
@@ -262,7 +280,7 @@ void unpack_row(Isa, const Weight& w, int64_t row, float* out) {
     const auto& h = *part.data.as<const PackedHeader>();
     CHECK(h.magic == PackedHeader::kMagic);
     const int64_t n = row - part.row_begin;
-    const std::byte* tile = part.data.as<const std::byte>() + kHeaderBytes + n / kTileRows * h.tile_bytes;
+    std::byte* tile = part.data.as<std::byte>() + kHeaderBytes + n / kTileRows * h.tile_bytes;
     const int r = int(n % kTileRows);
     return h.group == 0 ? unpack_float_row(h, tile, r, out) : unpack_integer_row(h, tile, r, out);
   }
