@@ -155,9 +155,9 @@ size_t select_mass(std::span<Candidate> c, double target) {
 int draw_filtered(const Row& r, float scale, double u) {
   const SampleRow& w = r.wish;
   const bool by_count = w.top_k > 0 && w.top_k < r.vocab;
-  // With min_p the depth that it names holds all that may be drawn. Else 12 holds what matters of a usual
-  // distribution.
-  for (float depth = w.min_p > 0 ? -std::log(std::min(w.min_p, 1.0f)) : 12;; depth *= 4) {
+  // With min_p the depth that it names holds all that may be drawn. Else it begins where a usual distribution has some
+  // hundred ids and grows slowly: another pass costs less than candidates that are not needed.
+  for (float depth = w.min_p > 0 ? -std::log(std::min(w.min_p, 1.0f)) : 4;; depth *= 1.5f) {
     const bool complete = w.min_p > 0 || depth > 200;  // exp(-200) is below the smallest float
     const float threshold = depth > 200 ? -FLT_MAX : r.max - depth / scale;
     std::span<Candidate> c(r.scratch.candidates.data(), size_t(collect_all(r, threshold)));
@@ -274,7 +274,7 @@ void add_logprobs(Row& r, SampleResult& result) {
   const int wanted = std::min({r.wish.top_logprobs, kMaxTopLogprobs, r.vocab});
   if (wanted <= 0) return;
   int count = 0;
-  for (float depth = 8; count < wanted; depth *= 4) {
+  for (float depth = 4; count < wanted; depth *= 1.5f) {
     count = collect_all(r, depth > 1e4f ? -std::numeric_limits<float>::infinity() : r.max - depth);
     if (depth > 1e4f) break;  // fewer than wanted are numbers
   }

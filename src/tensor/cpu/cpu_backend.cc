@@ -26,6 +26,7 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 constexpr double kAloneNs = 3000;  // work below this is done sooner by one thread than by a woken team
+constexpr double kRangeNs = 1000;  // and no piece of it is made shorter than this
 constexpr int kMaxSamplers =
     16;  // threads that choose ids at once; each needs 16 bytes of scratch per vocabulary entry
 
@@ -75,16 +76,18 @@ class CpuBackend final : public Backend {
   void finish_step() override {}
 
  private:
-  // f(i) for i in [0, n), each about `ns` long, in one range of i per thread.
+  // f(i) for i in [0, n), each about `ns` long, in a few ranges of i per thread.
   template <typename F>
   void for_each(int64_t n, double ns, const F& f) {
     if (double(n) * ns < kAloneNs || n < 2) {
       for (int64_t i = 0; i < n; ++i) f(i);
       return;
     }
-    team_.run([&](int member, int size) {
-      const int64_t end = n * (member + 1) / size;
-      for (int64_t i = n * member / size; i < end; ++i) f(i);
+    const int ranges =
+        int(std::min<int64_t>({n, int64_t(team_.size()) * 4, int64_t(double(n) * ns / kRangeNs) + 2}));
+    team_.run_tasks(ranges, [&](int range, int) {
+      const int64_t end = n * (range + 1) / ranges;
+      for (int64_t i = n * range / ranges; i < end; ++i) f(i);
     });
   }
 
@@ -195,23 +198,21 @@ void CpuBackend::sample(const SampleArgs& a) {
     if (a.softcap > 0) kernels_.sampling.softcap(logits + begin, std::min(kSlice, vocab - begin), a.softcap);
     slices_[size_t(i)] = slice_stats(kernels_.sampling, logits, vocab, s, a.rows[size_t(r)]);
   });
-  const auto finish = [&](int member, int members) {
-    for (int r = member; r < rows; r += members) {
-      const std::span<const SliceStats> stats(slices_.data() + int64_t(r) * slices, size_t(slices));
-      a.results[size_t(r)] = sample_row(kernels_.sampling, a.logits.row<float>(r), vocab, a.rows[size_t(r)],
-                                        stats, samplers_[size_t(member)]);
-    }
+  const auto finish = [&](int r, int sampler) {
+    const std::span<const SliceStats> stats(slices_.data() + int64_t(r) * slices, size_t(slices));
+    a.results[size_t(r)] = sample_row(kernels_.sampling, a.logits.row<float>(r), vocab, a.rows[size_t(r)],
+                                      stats, samplers_[size_t(sampler)]);
   };
   // A greedy row is decided by its slices; what else a row may want takes tens of µs.
   const bool alone = std::all_of(a.rows.begin(), a.rows.end(), [](const SampleRow& r) {
     return r.temperature < kGreedyTemperature && !is_adjusted(r) && !wants_logprobs(r);
   });
-  if (alone || rows == 1) {
-    finish(0, 1);
+  if (alone) {
+    for (int r = 0; r < rows; ++r) finish(r, 0);
   } else {
-    const int samplers = int(samplers_.size());
-    team_.run([&](int member, int) {
-      if (member < samplers) finish(member, samplers);
+    const int samplers = std::min(int(samplers_.size()), rows);
+    team_.run_tasks(samplers, [&](int sampler, int) {
+      for (int r = sampler; r < rows; r += samplers) finish(r, sampler);
     });
   }
   for (int r = 0; r < rows; ++r) {

@@ -64,22 +64,62 @@ class alignas(64) Gate {
 
 }  // namespace
 
+// The job at hand in one word, so that a worker can join it in one step: the epoch of `start` that announced
+// it, whether all must take part, whether it may still be joined, and how many have joined.
+namespace job {
+constexpr uint64_t kAll = 1u << 31, kOpen = 1u << 30, kJoined = kOpen - 1;
+constexpr uint64_t make(uint32_t epoch, uint64_t kind) { return uint64_t(epoch) << 32 | kind; }
+constexpr uint32_t epoch(uint64_t job) { return uint32_t(job >> 32); }
+}  // namespace job
+
 struct Team::State {
   int size = 1;
   Gate start, done, met;
-  alignas(64) std::atomic<int> remaining{0};  // workers still in f
+  alignas(64) std::atomic<uint64_t> job{0};
+  alignas(64) std::atomic<int> remaining{0};  // workers still in a job for all
   alignas(64) std::atomic<int> arrived{0};    // members at the barrier
-  alignas(64) Erased f = nullptr;             // null when started: leave
+  alignas(64) std::atomic<int> next_task{0};
+  // Written by the caller while no worker has joined, read by workers once they have.
+  alignas(64) Erased f = nullptr;  // null in a job for all: leave
   const void* ctx = nullptr;
+  int tasks = 0;
   std::vector<std::thread> workers;
+
+  void announce(Erased with, const void* on, uint64_t kind) {
+    f = with;
+    ctx = on;
+    job.store(job::make(start.value() + 1, kind), std::memory_order_release);
+    start.advance();
+  }
+
+  void take_tasks(int member) {
+    for (int i; (i = next_task.fetch_add(1, std::memory_order_relaxed)) < tasks;) f(ctx, i, member);
+  }
+
+  // Joins the open job of this epoch, if there still is one.
+  bool join(uint32_t epoch) {
+    uint64_t j = job.load(std::memory_order_acquire);
+    do {
+      if (job::epoch(j) != epoch || !(j & job::kOpen)) return false;
+    } while (!job.compare_exchange_weak(j, j + 1, std::memory_order_acq_rel, std::memory_order_acquire));
+    return true;
+  }
 
   void work(int member) {
     pthread_setname_np(pthread_self(), ("sluice-cpu-" + std::to_string(member)).c_str());
-    for (uint32_t seen = 0;; ++seen) {
+    for (uint32_t seen = 0;;) {
       start.wait_while(seen);
-      if (f == nullptr) return;
-      f(ctx, member, size);
-      if (remaining.fetch_sub(1, std::memory_order_acq_rel) == 1) done.advance();
+      seen = start.value();  // jobs that were closed meanwhile are skipped
+      const uint64_t j = job.load(std::memory_order_acquire);
+      if (job::epoch(j) == seen && (j & job::kAll)) {
+        if (f == nullptr) return;
+        f(ctx, member, size);
+        if (remaining.fetch_sub(1, std::memory_order_acq_rel) == 1) done.advance();
+      } else if (join(seen)) {
+        take_tasks(member);
+        const uint64_t before = job.fetch_sub(1, std::memory_order_acq_rel);
+        if ((before & job::kJoined) == 1 && !(before & job::kOpen)) done.advance();
+      }
     }
   }
 };
@@ -91,8 +131,7 @@ Team::Team(int threads) : state_(std::make_unique<State>()) {
 }
 
 Team::~Team() {
-  state_->f = nullptr;
-  state_->start.advance();
+  state_->announce(nullptr, nullptr, job::kAll);
   for (std::thread& t : state_->workers) t.join();
 }
 
@@ -102,12 +141,26 @@ void Team::run_erased(Erased f, const void* ctx) {
   State& s = *state_;
   if (s.size == 1) return f(ctx, 0, 1);
   const uint32_t finished = s.done.value();
-  s.f = f;
-  s.ctx = ctx;
   s.remaining.store(s.size - 1, std::memory_order_relaxed);
-  s.start.advance();
+  s.announce(f, ctx, job::kAll);
   f(ctx, 0, s.size);
   s.done.wait_while(finished);
+}
+
+void Team::run_tasks_erased(Erased f, const void* ctx, int count) {
+  State& s = *state_;
+  if (s.size == 1 || count == 1) {
+    for (int i = 0; i < count; ++i) f(ctx, i, 0);
+    return;
+  }
+  const uint32_t finished = s.done.value();
+  s.tasks = count;
+  s.next_task.store(0, std::memory_order_relaxed);
+  s.announce(f, ctx, job::kOpen);
+  s.take_tasks(0);
+  // Nobody joins from here on; who has joined is waited for.
+  const uint64_t before = s.job.fetch_and(~job::kOpen, std::memory_order_acq_rel);
+  if (before & job::kJoined) s.done.wait_while(finished);
 }
 
 void Team::barrier() {

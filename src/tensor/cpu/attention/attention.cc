@@ -99,24 +99,20 @@ void Attention::run(const AttentionArgs& a) {
     const Tile& t = plan.tiles[i];
     if (t.first_partial >= 0) chunks_left_[i].store(t.chunk_end - t.chunk_begin, std::memory_order_relaxed);
   }
-  next_item_.store(0, std::memory_order_relaxed);
-  if (plan.cost * a.geometry.head_dim < kAloneCost || plan.items.size() == 1) return run_items(a, plan, 0);
-  team_.run([&](int member, int) { run_items(a, plan, member); });
+  const int items = int(plan.items.size());
+  if (plan.cost * a.geometry.head_dim < kAloneCost) {
+    for (int i = 0; i < items; ++i) run_item(a, plan, i, *members_[0]);
+  } else {
+    team_.run_tasks(items, [&](int item, int member) { run_item(a, plan, item, *members_[size_t(member)]); });
+  }
 }
 
-void Attention::run_items(const AttentionArgs& a, const Plan& plan, int member) {
-  Member& m = *members_[size_t(member)];
-  const int items = int(plan.items.size());
-  for (int i; (i = next_item_.fetch_add(1, std::memory_order_relaxed)) < items;) {
-    const Item& item = plan.items[size_t(i)];
-    const Tile& tile = plan.tiles[size_t(item.tile)];
-    if (tile.first_partial < 0) {
-      run_whole(a, tile, item, m);
-      continue;
-    }
-    run_split(a, tile, item, m);
-    if (chunks_left_[item.tile].fetch_sub(1, std::memory_order_acq_rel) == 1) join(a, tile, m);
-  }
+void Attention::run_item(const AttentionArgs& a, const Plan& plan, int index, Member& m) {
+  const Item& item = plan.items[size_t(index)];
+  const Tile& tile = plan.tiles[size_t(item.tile)];
+  if (tile.first_partial < 0) return run_whole(a, tile, item, m);
+  run_split(a, tile, item, m);
+  if (chunks_left_[item.tile].fetch_sub(1, std::memory_order_acq_rel) == 1) join(a, tile, m);
 }
 
 // Pointers to the tile's rows of q and out, and their positions.

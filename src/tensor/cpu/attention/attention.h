@@ -49,7 +49,7 @@ class Attention {
     Plan plan;
   };
   const Plan& plan_for(const AttentionArgs& a);
-  void run_items(const AttentionArgs& a, const Plan& plan, int member);
+  void run_item(const AttentionArgs& a, const Plan& plan, int index, Member& m);
   void run_whole(const AttentionArgs& a, const Tile& tile, const Item& item, Member& m);
   void run_split(const AttentionArgs& a, const Tile& tile, const Item& item, Member& m);
   void join(const AttentionArgs& a, const Tile& tile, Member& m);
@@ -68,7 +68,6 @@ class Attention {
   std::vector<float> partial_acc_;  // [max_partial_rows, padded D]
   std::vector<float> partial_max_, partial_sum_;
   std::unique_ptr<std::atomic<int32_t>[]> chunks_left_;  // per tile
-  alignas(64) std::atomic<int32_t> next_item_{0};
 };
 
 }  // namespace sluice::cpu
