@@ -36,7 +36,7 @@ constexpr int kPrefetchBytes = 2048;
 struct Rows {
   const int8_t* q[kMaxRows];
   const float* scale[kMaxRows];
-  const int32_t* sum[kMaxRows];  // of quantized x per weight group
+  const int32_t* unbias[kMaxRows];  // per weight group
   const float* fsum[kMaxRows];
 };
 
@@ -50,27 +50,27 @@ struct Tile {
   int64_t scale_stride;   // from block to block
   bool scales_f32;
   bool prefetch;  // first to touch these weights
-  int32_t bias;
+  bool biased;    // quants were shifted by Q::kBias
 };
 
 // Sums in 16 bits of maddubs products, widened every kPairs products.
 // 4 bits: 15 * 127 * 2 * 8 = 30480; 5 bits: 31 * 127 * 2 * 4 = 31496; 6 bits: 63 * 127 * 2 * 2 = 32004.
 struct Int4Quants {
   static constexpr bool kNibbles = true, kSigned = false;
-  static constexpr int kPairs = 8;
+  static constexpr int kPairs = 8, kBias = 0;
 };
 struct Int5Quants {
   static constexpr bool kNibbles = false, kSigned = false;
-  static constexpr int kPairs = 4;
+  static constexpr int kPairs = 4, kBias = 16;
 };
 struct Int6Quants {
   static constexpr bool kNibbles = false, kSigned = false;
-  static constexpr int kPairs = 2;
+  static constexpr int kPairs = 2, kBias = 32;
 };
 // All 8 bits: |w| * (x with w's sign), 128 * 127 * 2 = 32512, so each product is widened alone.
 struct Int8Quants {
   static constexpr bool kNibbles = false, kSigned = true;
-  static constexpr int kPairs = 1;
+  static constexpr int kPairs = 1, kBias = 0;
 };
 
 template <typename Q>
@@ -150,10 +150,13 @@ template <typename Q, int kGroup, int kRows>
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) {
     __m256i d0 = dots[m][0], d1 = dots[m][1];
-    if constexpr (!Q::kNibbles && !Q::kSigned) {
-      const __m256i correction = _mm256_set1_epi32(t.bias * rows.sum[m][g]);
-      d0 = _mm256_sub_epi32(d0, correction);
-      d1 = _mm256_sub_epi32(d1, correction);
+    if constexpr (Q::kBias != 0) {
+      if (t.biased) {
+        const __m256i of_128 = _mm256_set1_epi32(rows.unbias[m][g]);
+        const __m256i unbias = _mm256_srai_epi32(of_128, Q::kBias == 16 ? 3 : 2);
+        d0 = _mm256_add_epi32(d0, unbias);
+        d1 = _mm256_add_epi32(d1, unbias);
+      }
     }
     const __m256 x_scale = _mm256_broadcast_ss(rows.scale[m] + (kGroup == 16 ? g / 2 : g));
     sums[m][0] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(d0), s0), x_scale, sums[m][0]);
@@ -227,7 +230,7 @@ void integer_block(const Tile& tile, const Job& job, int64_t m, const Out& out) 
     const QuantRow r = quant_row(job.xq, m + i);
     rows.q[i] = r.q;
     rows.scale[i] = r.scale;
-    rows.sum[i] = kGroup == 16 ? r.sum16 : r.sum32;
+    rows.unbias[i] = kGroup == 16 ? r.unbias16 : r.unbias32;
     rows.fsum[i] = kGroup == 16 ? r.fsum16 : r.fsum32;
   }
   __m256 sums[kRows][2];
@@ -266,7 +269,7 @@ void integer_tiles(const Job& job, int64_t tile_begin, int64_t tile_end) {
   for (int64_t t = tile_begin; t < tile_end; ++t) {
     const std::byte* p = job.tiles + t * h.tile_bytes;
     Tile tile{p + h.quant_offset, h.block_bytes, p,    h.has_min ? p + h.min_offset : nullptr,
-              h.block_bytes,      h.scales_f32,  true, h.bias};
+              h.block_bytes,      h.scales_f32,  true, h.bias != 0};
     const Out out{job.out + t * kTileRows, job.out_stride, job.bias ? job.bias + t * kTileRows : nullptr,
                   tile_rows(h, t)};
     int64_t m = 0;
@@ -409,10 +412,10 @@ void float_tiles(const Job& job, int64_t tile_begin, int64_t tile_end) {
   s = _mm256_add_epi32(s, _mm256_shuffle_epi32(s, 0xb1));
   const int32_t first = _mm256_extract_epi32(s, 0), second = _mm256_extract_epi32(s, 4);
   row.scale[g] = scale;
-  row.sum32[g] = first + second;
+  row.unbias32[g] = -128 * (first + second);
   row.fsum32[g] = float(first + second) * scale;
-  row.sum16[2 * g] = first;
-  row.sum16[2 * g + 1] = second;
+  row.unbias16[2 * g] = -128 * first;
+  row.unbias16[2 * g + 1] = -128 * second;
   row.fsum16[2 * g] = float(first) * scale;
   row.fsum16[2 * g + 1] = float(second) * scale;
 }

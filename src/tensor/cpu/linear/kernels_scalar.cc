@@ -94,10 +94,10 @@ void quantize_scalar(const float* x, int64_t stride, int64_t cols, const QuantRo
         sums[k / 16] += q;
       }
       row.scale[g] = scale;
-      row.sum32[g] = sums[0] + sums[1];
+      row.unbias32[g] = -128 * (sums[0] + sums[1]);
       row.fsum32[g] = float(sums[0] + sums[1]) * scale;
       for (int i = 0; i < 2; ++i) {
-        row.sum16[2 * g + i] = sums[i];
+        row.unbias16[2 * g + i] = -128 * sums[i];
         row.fsum16[2 * g + i] = float(sums[i]) * scale;
       }
     }

@@ -73,9 +73,9 @@ namespace {
 struct QuantRow {
   int8_t* q;
   float* scale;
-  int32_t* sum32;
+  int32_t* unbias32;
   float* fsum32;
-  int32_t* sum16;
+  int32_t* unbias16;
   float* fsum16;
 };
 

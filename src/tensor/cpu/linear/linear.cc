@@ -17,8 +17,8 @@ struct Kernels {
 constexpr Kernels kKernels[] = {
     /* scalar      */ {quantize_scalar, tiles_scalar},
     /* avx2        */ {quantize_avx2, tiles_avx2},
-    /* avx512_vnni */ {quantize_avx2, tiles_avx2},
-    /* amx         */ {quantize_avx2, tiles_avx2},
+    /* avx512_vnni */ {quantize_avx2, tiles_avx512_vnni},
+    /* amx         */ {quantize_avx2, tiles_avx512_vnni},
 };
 
 // Up to here every member quantizes all rows for itself, on its own stack: cheaper than a barrier.

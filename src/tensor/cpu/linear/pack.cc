@@ -161,12 +161,21 @@ Seen pack_tiles(Team& team, const PackedHeader& h, const Backend::PackSource& so
   return all;
 }
 
-// maddubs adds pairs of products in 16 bits, so AVX2 gains where the values are few bits: unsigned from zero,
-// several pairs fit before widening; else they stay signed (bias 0, 255).
-void choose_bias(Isa, const Seen& seen, PackedHeader& h) {
-  if (seen.max_quant - seen.min_quant <= 63) {
-    h.bias = -seen.min_quant;
-    h.max_quant = seen.max_quant - seen.min_quant;
+// vpdpbusd and AMX take unsigned weights: q + 128. maddubs adds pairs of products in 16 bits, so AVX2 gains
+// where the values are few bits: shifted to start at zero (by 16 or 32, which the kernels know), several pairs
+// fit before they are widened; else they stay signed (bias 0, max_quant 255).
+void choose_bias(Isa isa, const Seen& seen, PackedHeader& h) {
+  const int low = seen.min_quant, high = seen.max_quant;
+  if (isa == Isa::avx512_vnni || isa == Isa::amx) {
+    h.bias = 128;
+  } else if (isa == Isa::avx2 && low >= 0 && high <= 63) {
+    h.max_quant = high <= 31 ? 31 : 63;
+  } else if (isa == Isa::avx2 && low >= -16 && high <= 15) {
+    h.bias = 16;
+    h.max_quant = 31;
+  } else if (isa == Isa::avx2 && low >= -32 && high <= 31) {
+    h.bias = 32;
+    h.max_quant = 63;
   }
 }
 
