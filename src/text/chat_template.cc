@@ -13,6 +13,8 @@ namespace sluice {
 namespace {
 
 constexpr size_t kMaxJsonDepth = 64;
+// Four probes run when a template is created, each on a message of a few bytes.
+constexpr int64_t kProbeWorkBytes = 16 << 20, kProbeMs = 500;
 
 // The engine reports over several lines: a picture of the source, then "Error: …". One line remains.
 std::string engine_message(const std::string& what) {
@@ -121,7 +123,7 @@ class ChatTemplate::Impl {
   bool content_parts_ = false, string_content_ = true, object_arguments_ = true;
 
  private:
-  Result<std::string> execute(const common_json& variables) const;
+  Result<std::string> execute(const common_json& variables, int64_t work_bytes, int64_t wall_ms) const;
   std::string probe_one(common_json message) const;
   Status adapt_message(common_json& message) const;
   Result<common_json> variables(const ChatTemplateInput& input, std::string& open_end) const;
@@ -147,6 +149,8 @@ Status ChatTemplate::Impl::parse(std::string source) {
     program_ = jinja::parse_from_tokens(tokens);
     guard_program(program_);
     globals_ = used_globals(tokens);
+  } catch (const std::out_of_range&) {  // std::stoll in the engine's parser
+    return Status(bad("chat template: a number is out of range", "chat_template"));
   } catch (const std::exception& e) {
     return Status(
         bad("chat template: " + engine_message(e.what()) + parse_position(e.what(), source_), "chat_template"));
@@ -154,8 +158,9 @@ Status ChatTemplate::Impl::parse(std::string source) {
   return {};
 }
 
-Result<std::string> ChatTemplate::Impl::execute(const common_json& variables) const {
-  TemplateBudget budget(limits_.work_bytes, now_ns() + limits_.wall_ms * 1'000'000);
+Result<std::string> ChatTemplate::Impl::execute(const common_json& variables, int64_t work_bytes,
+                                                int64_t wall_ms) const {
+  TemplateBudget budget(work_bytes, now_ns() + wall_ms * 1'000'000);
   const TemplateBudgetScope scope(budget);
   try {
     jinja::context context(source_);
@@ -185,7 +190,7 @@ std::string ChatTemplate::Impl::probe_one(common_json message) const {
   variables["bos_token"] = bos_text_;
   variables["eos_token"] = eos_text_;
   variables["add_generation_prompt"] = true;
-  Result<std::string> out = execute(variables);
+  Result<std::string> out = execute(variables, std::min(limits_.work_bytes, kProbeWorkBytes), kProbeMs);
   return out ? *out : "";
 }
 
@@ -208,9 +213,13 @@ void ChatTemplate::Impl::probe() {
   common_json call{{"id", "call00001"}, {"type", "function"}, {"function", function}};
   common_json calls = common_json::array();
   calls.push_back(call);
-  const std::string out = probe_one(common_json{{"role", "assistant"}, {"content", ""}, {"tool_calls", calls}});
-  // Python's way of writing a dict shows that the template wanted text.
-  object_arguments_ = out.find("probe_name") == out.npos || out.find("'probe_name'") == out.npos;
+  // Python's way of writing a dict shows that the template wanted text. Some templates show calls only without
+  // content.
+  for (const common_json& content : {common_json(""), common_json(nullptr)}) {
+    const std::string out =
+        probe_one(common_json{{"role", "assistant"}, {"content", content}, {"tool_calls", calls}});
+    if (out.find("'probe_name'") != out.npos) object_arguments_ = false;
+  }
 }
 
 Status ChatTemplate::Impl::adapt_message(common_json& message) const {
@@ -292,7 +301,7 @@ Result<std::string> ChatTemplate::Impl::render(const ChatTemplateInput& input) c
     std::string open_end;
     Result<common_json> given = variables(input, open_end);
     if (!given) return given.error();
-    Result<std::string> out = execute(*given);
+    Result<std::string> out = execute(*given, limits_.work_bytes, limits_.wall_ms);
     if (out && !open_end.empty()) *out += open_end;
     return out;
   } catch (const std::exception& e) {  // common_json on a shape that none of the checks above foresaw

@@ -17,6 +17,7 @@ constexpr size_t kMaxStringBytes = size_t(64) << 20;
 constexpr size_t kMaxSearchWork = size_t(1) << 33;  // haystack times needle: the worst case of a naive search
 constexpr int64_t kMaxRange = 100'000;
 constexpr int64_t kMaxIndent = 64;
+constexpr size_t kPartBytes = 128;  // the engine keeps a string as a list of parts; a growing list exists twice
 
 bool is_string(const value& v) { return jinja::is_val<jinja::value_string>(v); }
 bool is_integer(const value& v) { return jinja::is_val<jinja::value_int>(v); }
@@ -284,13 +285,13 @@ bool is_container(const value& v) {
 void walk_value(const value& v, const jinja::value_t* target) { walk(v, target, 0); }
 
 void charge_built(const value& v) {
-  template_budget().charge(is_string(v) ? v->val_str.length() + v->val_str.parts.size() * 48
+  template_budget().charge(is_string(v) ? v->val_str.length() + v->val_str.parts.size() * kPartBytes
                                         : v->val_arr.size() * 16 + v->val_obj.size() * 96);
 }
 
 void charge_printed(const value& v) {
   if (is_string(v)) {
-    template_budget().charge(v->val_str.length() + v->val_str.parts.size() * 48);
+    template_budget().charge(v->val_str.length() + v->val_str.parts.size() * kPartBytes);
   } else if (is_container(v)) {
     walk_value(v, nullptr);
   }
@@ -308,7 +309,7 @@ void check_operands(const std::string& op, const value& l, const value& r) {
     const value& text = is_string(l) ? l : r;
     const value& times = is_string(l) ? r : l;
     if (!is_string(text) || !is_integer(times) || times->as_int() <= 0) return;
-    const size_t bytes = text->val_str.length() + text->val_str.parts.size() * 48;
+    const size_t bytes = text->val_str.length() + text->val_str.parts.size() * kPartBytes;
     if (size_t(times->as_int()) > kMaxStringBytes / std::max<size_t>(bytes, 1))
       throw TemplateLimit("string too long");
     check_length(bytes * size_t(times->as_int()));
