@@ -1,5 +1,5 @@
-// The HTTP server: sockets, routes, JSON, text. Opens its port at once; answers /health from then on, and everything that
-// needs the model with 503 and the load's phase until `serve_model`.
+// The HTTP server: sockets, routes, JSON, text. Opens its port at once; answers /health from then on, and
+// everything that needs the model with 503 and the load's phase until `serve_model`.
 #pragma once
 
 #include <cstdint>
@@ -16,21 +16,21 @@ class ServedModel;
 
 struct ServerConfig {
   std::string host = "127.0.0.1";
-  int port = 8000;                          // 0: any free one
+  int port = 8000;  // 0: any free one
   int network_threads = 1;
-  int text_threads = 1;                     // tokenising and templates of long prompts
-  std::string model_name;                   // id in the API; empty: the model's own
-  std::vector<std::string> api_keys;        // empty: open
+  int text_threads = 1;               // tokenising and templates of long prompts
+  std::string model_name;             // id in the API; empty: the model's own
+  std::vector<std::string> api_keys;  // empty: open
   size_t max_body_bytes = 32u << 20;
   size_t max_header_bytes = 32u << 10;
   int max_connections = 16384;
-  int header_timeout_ms = 15000;            // from first byte of a request head to its end
+  int header_timeout_ms = 15000;  // from first byte of a request head to its end
   int body_timeout_ms = 60000;
-  int idle_timeout_ms = 120000;             // between requests of a kept-alive connection
-  int write_timeout_ms = 60000;             // a client that reads nothing for so long is dropped
+  int idle_timeout_ms = 120000;  // between requests of a kept-alive connection
+  int write_timeout_ms = 60000;  // a client that reads nothing for so long is dropped
   int max_n = 128;
-  int max_prompts = 256;                    // prompts of one completions request
-  int max_completions = 256;                // prompts x n of one request
+  int max_prompts = 256;      // prompts of one completions request
+  int max_completions = 256;  // prompts x n of one request
 };
 
 class Server {
@@ -40,8 +40,9 @@ class Server {
   virtual ~Server() = default;
 
   virtual int port() const = 0;
-  virtual void set_loading(const std::string& phase, double fraction) = 0;  // what /ready and 503s say meanwhile
-  virtual void serve_model(ServedModel& model) = 0;                        // from now on /ready is 200
+  virtual void set_loading(const std::string& phase,
+                           double fraction) = 0;     // what /ready and 503s say meanwhile
+  virtual void serve_model(ServedModel& model) = 0;  // from now on /ready is 200
   // /ready goes 503, streams finish until `deadline`, connections close, threads join.
   virtual void drain(TimeNs deadline) = 0;
 };

@@ -1,0 +1,75 @@
+#include "server/answer_json.h"
+
+#include <random>
+
+#include "text/utf8.h"
+
+namespace sluice {
+
+void append_finish_reason(JsonWriter& w, FinishReason finish) {
+  if (finish == FinishReason::none)
+    w.null();
+  else
+    w.string(finish == FinishReason::stop ? "stop" : "length");
+}
+
+void append_stop_reason(JsonWriter& w, const Choice& choice) {
+  if (choice.stopped_by_text())
+    w.string(choice.stop_text());
+  else if (choice.stop_id() >= 0)
+    w.integer(choice.stop_id());
+  else
+    w.null();
+}
+
+void append_usage(JsonWriter& w, const Usage& u) {
+  w.begin_object();
+  w.key("prompt_tokens").integer(u.prompt_tokens);
+  w.key("completion_tokens").integer(u.completion_tokens);
+  w.key("total_tokens").integer(int64_t(u.prompt_tokens) + u.completion_tokens);
+  w.key("prompt_tokens_details").begin_object().key("cached_tokens").integer(u.cached_tokens).end_object();
+  w.end_object();
+}
+
+void append_timings(JsonWriter& w, const Timings& t) {
+  if (!t.known) return;
+  const auto rate = [](int n, double ms) { return ms > 0 ? 1000.0 * n / ms : 0.0; };
+  const auto each = [](int n, double ms) { return n > 0 ? ms / n : 0.0; };
+  w.key("timings").begin_object();
+  w.key("queue_ms").number(t.queue_ms);
+  w.key("cache_n").integer(t.cache_n);
+  w.key("prompt_n").integer(t.prompt_n);
+  w.key("prompt_ms").number(t.prompt_ms);
+  w.key("prompt_per_token_ms").number(each(t.prompt_n, t.prompt_ms));
+  w.key("prompt_per_second").number(rate(t.prompt_n, t.prompt_ms));
+  w.key("predicted_n").integer(t.predicted_n);
+  w.key("predicted_ms").number(t.predicted_ms);
+  // The first token is the prompt's: decoding made the others.
+  w.key("predicted_per_token_ms").number(each(t.predicted_n - 1, t.predicted_ms));
+  w.key("predicted_per_second").number(rate(t.predicted_n - 1, t.predicted_ms));
+  w.end_object();
+}
+
+std::string token_name(const Tokenizer& tokenizer, int32_t id, bool as_id) {
+  if (as_id) return "token_id:" + std::to_string(id);
+  const std::string_view piece = tokenizer.piece(id, ControlText::kShow);
+  if (is_valid_utf8(piece)) return std::string(piece);
+  std::string out = "bytes:";
+  for (const char c : piece) {
+    static constexpr char kHex[] = "0123456789abcdef";
+    out += "\\x";
+    out += kHex[static_cast<unsigned char>(c) >> 4];
+    out += kHex[static_cast<unsigned char>(c) & 15];
+  }
+  return out;
+}
+
+std::string random_id() {
+  static thread_local std::mt19937_64 engine{std::random_device{}()};
+  static constexpr char kDigits[] = "abcdefghijklmnopqrstuvwxyz0123456789";
+  std::string out;
+  for (int i = 0; i < 24; ++i) out += kDigits[engine() % 36];
+  return out;
+}
+
+}  // namespace sluice

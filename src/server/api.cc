@@ -1,0 +1,85 @@
+#include "server/api.h"
+
+#include <random>
+
+#include "base/log.h"
+#include "server/limits.h"
+
+namespace sluice {
+
+RequestBounds bounds_of(const ApiCall& call) {
+  RequestBounds bounds;
+  bounds.vocab = call.model.engine().info().spec.vocab;
+  bounds.max_n = call.config.max_n;
+  bounds.max_prompts = call.config.max_prompts;
+  bounds.max_completions = call.config.max_completions;
+  return bounds;
+}
+
+// Messages of member errors go on after the member's name.
+ApiError api_error(Error error) {
+  if (!error.field.empty() && !error.message.empty() && error.message.front() >= 'a' &&
+      error.message.front() <= 'z') {
+    error.message = "'" + error.field + "' " + error.message;
+  }
+  return {std::move(error), ""};
+}
+
+bool names_model(std::string_view name, const ApiCall& call) {
+  const std::string_view path = call.model.path();
+  std::string_view base = path;
+  while (base.ends_with('/')) base.remove_suffix(1);
+  if (const size_t slash = base.rfind('/'); slash != std::string_view::npos) base.remove_prefix(slash + 1);
+  return name == call.model_name || name == call.model.name() || name == path || name == base;
+}
+
+ApiFailure check_model(const GenerationOptions& options, const ApiCall& call) {
+  if (!options.model || options.model->empty() || names_model(*options.model, call)) return std::nullopt;
+  std::string shown = options.model->substr(0, 128);
+  return ApiError{{ErrorCode::kNotFound,
+                   "The model '" + shown + "' does not exist here; this server serves '" +
+                       std::string(call.model_name) + "'.",
+                   "model"},
+                  "model_not_found"};
+}
+
+ApiFailure check_prompt(const std::vector<int32_t>& ids, const ApiCall& call, std::string_view field) {
+  if (ids.empty())
+    return ApiError{member_error("The prompt is empty: it must have at least one token.", std::string(field)),
+                    ""};
+  const int context = call.model.engine().info().context;
+  if (int(ids.size()) < context) return std::nullopt;
+  return ApiError{
+      member_error(
+          fmt::format(
+              "The prompt has {} tokens; the context of this model is {} tokens, and at least one of them "
+              "must be left for the answer.",
+              ids.size(), context),
+          std::string(field)),
+      "context_length_exceeded"};
+}
+
+std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, std::string_view text, bool add_special) {
+  std::vector<int32_t> ids = tokenizer.encode(text, add_special, true);
+  if (add_special && tokenizer.adds_bos() && ids.size() > 1 && ids[0] == tokenizer.bos_id() &&
+      ids[1] == ids[0]) {
+    ids.erase(ids.begin());
+  }
+  return ids;
+}
+
+GenerationPlan plan_of(const ApiCall& call, GenerationOptions options, std::string id) {
+  GenerationPlan plan;
+  plan.id = std::move(id);
+  plan.request_id = call.request_id;
+  plan.model = std::string(call.model_name);
+  plan.created = call.created;
+  plan.deadline = call.deadline;
+  plan.sampling = sampling_of(options, call.model.defaults(), call.model.engine().info().spec.vocab);
+  static thread_local std::mt19937_64 random{std::random_device{}()};
+  plan.sampling.seed = options.seed.value_or(random());
+  plan.options = std::move(options);
+  return plan;
+}
+
+}  // namespace sluice

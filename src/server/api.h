@@ -1,0 +1,60 @@
+// What the routes share: the call's surroundings, and the two kinds of API functions. An API function reads
+// JSON and writes JSON; nothing behind it sees any. All of them may run on a network thread or in the text
+// pool.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "engine/served_model.h"
+#include "server/generation.h"
+#include "server/http.h"
+#include "server/http_error.h"
+#include "server/server.h"
+
+namespace sluice {
+
+struct ApiCall {
+  ServedModel& model;
+  const ServerConfig& config;
+  std::string_view model_name;  // id in the API
+  std::string request_id;
+  TimeNs deadline = 0;
+  int64_t created = 0;  // Unix seconds
+};
+
+struct PreparedGeneration {
+  GenerationPlan plan;
+  std::unique_ptr<AnswerFormat> format;
+};
+
+using ApiFailure = std::optional<ApiError>;  // set: it failed
+
+// A request for generated text, up to where the engine takes over.
+using PrepareCall = ApiFailure (*)(std::string_view body, const ApiCall& call, PreparedGeneration& out);
+ApiFailure prepare_completions(std::string_view body, const ApiCall& call, PreparedGeneration& out);
+ApiFailure prepare_chat(std::string_view body, const ApiCall& call, PreparedGeneration& out);
+
+// A request that needs the model but not the engine.
+using TextCall = HttpResponse (*)(std::string_view body, const ApiCall& call);
+HttpResponse tokenize(std::string_view body, const ApiCall& call);
+HttpResponse detokenize(std::string_view body, const ApiCall& call);
+HttpResponse apply_template(std::string_view body, const ApiCall& call);
+
+// Shared steps of the generation APIs.
+RequestBounds bounds_of(const ApiCall& call);
+ApiError api_error(Error error);
+// 404 where the client names another model than the one that is served.
+ApiFailure check_model(const GenerationOptions& options, const ApiCall& call);
+bool names_model(std::string_view name, const ApiCall& call);
+// 400 with code context_length_exceeded, or where the prompt has no token at all.
+ApiFailure check_prompt(const std::vector<int32_t>& ids, const ApiCall& call, std::string_view field);
+// Ids of a text in which control tokens count, with one BOS where the vocabulary asks for one, also where the
+// text itself begins with it.
+std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, std::string_view text, bool add_special);
+// Fills what the plan takes from call and options.
+GenerationPlan plan_of(const ApiCall& call, GenerationOptions options, std::string id);
+
+}  // namespace sluice

@@ -1,0 +1,92 @@
+// One choice of an answer: token events in, text and what belongs to it out. The same for streamed and whole
+// answers, so these cannot differ. Knows no JSON.
+//
+// Text is held back while it may be the beginning of a stop string or half a character. A token is released
+// together with the first text of it that is (for a character made of several tokens: all of them with that
+// character), so log-probabilities travel with their text. When a stop string trims the end, tokens that lie
+// wholly in what is left out are dropped; usage counts them all the same.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "server/request_members.h"
+#include "text/detokenizer.h"
+#include "text/stop_matcher.h"
+
+namespace sluice {
+
+struct ShownToken {
+  int32_t id = -1;
+  int text_offset = 0;     // code points of the answer's text before it (an echoed prompt included)
+  bool ends = false;       // the end token: stands for no text
+  bool hidden = false;     // a control token that is not shown: stands for no text either
+  TokenLogprobs logprobs;  // filled where asked
+};
+
+// What is new since the last take().
+struct ChoiceDelta {
+  std::string text;
+  std::vector<ShownToken> tokens;  // only where the choice keeps tokens
+  bool empty() const { return text.empty() && tokens.empty(); }
+};
+
+class Choice {
+ public:
+  // `keep_tokens`: the answer shows token ids or log-probabilities. `first_offset`: code points of an echoed
+  // prompt.
+  Choice(int index, const Tokenizer& tokenizer, const GenerationOptions& options, bool keep_tokens,
+         int first_offset);
+
+  // Next event of its stream. True: the choice has ended (by this event, or by a stop string); no more may be
+  // pushed.
+  bool push(const TokenEvent& event);
+  ChoiceDelta take();
+
+  int index() const { return index_; }
+  bool ended() const { return finish_ != FinishReason::none; }
+  FinishReason finish() const { return finish_; }
+  bool stopped_by_text() const { return matcher_.stopped(); }
+  const std::string& stop_text() const { return matcher_.matched(); }
+  int32_t stop_id() const { return stop_id_; }  // a stop_token_ids entry that ended it; -1: none
+  int completion_tokens() const {
+    return completion_tokens_;
+  }                                                  // sampled, the end token and trimmed ones included
+  TimeNs first_time() const { return first_time_; }  // of its first token; 0: none
+  TimeNs last_time() const { return last_time_; }
+
+ private:
+  struct Waiting {
+    ShownToken token;
+    size_t begin;  // bytes of text before it
+  };
+  void feed(const std::string& text);
+  void release(bool all);
+  void finish_text();
+
+  const int index_;
+  const Tokenizer* tokenizer_;
+  Detokenizer detokenizer_;
+  StopMatcher matcher_;
+  const std::vector<int32_t> client_stop_ids_;
+  const bool keep_tokens_;
+  const bool show_control_;
+  const int min_tokens_;
+  size_t made_bytes_ = 0;      // text that came out of the detokenizer
+  size_t released_bytes_ = 0;  // of it, what the stop matcher let through
+  int made_chars_ = 0;
+  std::deque<Waiting> waiting_;
+  ChoiceDelta delta_;
+  FinishReason finish_ = FinishReason::none;
+  int32_t stop_id_ = -1;
+  int completion_tokens_ = 0;
+  TimeNs first_time_ = 0, last_time_ = 0;
+};
+
+// Code points in valid UTF-8.
+int code_points(std::string_view text);
+
+}  // namespace sluice

@@ -1,0 +1,422 @@
+#include "server/connection.h"
+
+#include <sys/socket.h>
+
+#include <boost/asio/post.hpp>
+#include <charconv>
+
+#include "base/log.h"
+#include "base/meter.h"
+#include "server/limits.h"
+
+namespace sluice {
+
+namespace {
+
+constexpr TimeNs kMs = 1'000'000;
+
+Counter& write_timeouts() {
+  static Counter& c = meter::counter("sluice_http_write_timeouts_total",
+                                     "Connections dropped because the client read nothing for too long.");
+  return c;
+}
+
+Counter& read_timeouts() {
+  static Counter& c = meter::counter("sluice_http_read_timeouts_total",
+                                     "Connections closed because a request did not arrive in time.");
+  return c;
+}
+
+Gauge& open_connections() {
+  static Gauge& g = meter::gauge("sluice_http_connections", "Open connections.");
+  return g;
+}
+
+}  // namespace
+
+// Registered before the first scrape, not at the first timeout.
+void register_connection_meters() {
+  write_timeouts();
+  read_timeouts();
+  open_connections();
+}
+
+Connection::Connection(std::shared_ptr<Loop> loop, Loop::Socket socket)
+    : loop_(std::move(loop)), socket_(std::move(socket)) {
+  open_connections().set(loop_->shared.connections.fetch_add(1, std::memory_order_relaxed) + 1);
+}
+
+Connection::~Connection() { account_body(0); }
+
+void Connection::start() {
+  deadline_ = now_ns() + loop_->shared.config.idle_timeout_ms * kMs;
+  arm_read();
+}
+
+void Connection::refuse(int status, const char* message) {
+  set_state(State::answering);
+  keep_alive_ = false;
+  respond(loop_->shared.handler->protocol_error(status, message));
+}
+
+void Connection::set_state(State state) {
+  const auto is_busy = [](State s) {
+    return s == State::head || s == State::body || s == State::answering || s == State::closing;
+  };
+  if (is_busy(state) != is_busy(state_))
+    loop_->shared.busy.fetch_add(is_busy(state) ? 1 : -1, std::memory_order_relaxed);
+  state_ = state;
+}
+
+void Connection::account_body(size_t bytes) {
+  loop_->shared.body_bytes.fetch_add(bytes - counted_body_, std::memory_order_relaxed);
+  counted_body_ = bytes;
+}
+
+void Connection::arm_read() {
+  if (reading_ || state_ == State::closed) return;
+  if (state_ == State::answering && in_.size() > limits::kPipelinedBytes) return;
+  reading_ = true;
+  socket_.async_wait(Loop::Socket::wait_read, [self = shared_from_this()](boost::system::error_code ec) {
+    self->reading_ = false;
+    if (!ec) self->on_readable();
+  });
+}
+
+void Connection::arm_write() {
+  if (writing_ || state_ == State::closed) return;
+  writing_ = true;
+  socket_.async_wait(Loop::Socket::wait_write, [self = shared_from_this()](boost::system::error_code ec) {
+    self->writing_ = false;
+    if (!ec) self->send();
+  });
+}
+
+void Connection::on_readable() {
+  // A few rounds, then the others' turn.
+  for (int round = 0; round < 4 && state_ != State::closed; ++round) {
+    auto& scratch = loop_->scratch;
+    const ssize_t n = ::recv(socket_.native_handle(), scratch.data(), scratch.size(), MSG_DONTWAIT);
+    if (n == 0) {
+      // An answer that is made is still sent to a client that only closed its sending side.
+      if (state_ == State::closing || (state_ == State::idle && unsent() > 0)) return set_state(State::closing);
+      return left("client_disconnect");
+    }
+    if (n < 0) {
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN && errno != EWOULDBLOCK) return left("client_disconnect");
+      break;
+    }
+    take({scratch.data(), size_t(n)});
+    if (size_t(n) < scratch.size()) break;
+    if (state_ == State::answering && in_.size() > limits::kPipelinedBytes) break;
+  }
+  if (state_ != State::closed) arm_read();
+}
+
+void Connection::take(std::string_view bytes) {
+  if (state_ == State::linger || state_ == State::closing)
+    return;  // an answer was given before all of it was read
+  if (state_ == State::answering || unsent() > 0) {
+    in_.append(bytes);
+    return;
+  }
+  if (in_.empty()) {
+    parse(bytes);
+    if (state_ != State::closed && state_ != State::linger && state_ != State::closing) in_.append(bytes);
+    return;
+  }
+  in_.append(bytes);
+  next_request();
+}
+
+// Goes on with bytes that were read before.
+void Connection::next_request() {
+  if (taking_ || in_.empty() || unsent() > 0) return;
+  if (state_ != State::idle && state_ != State::head && state_ != State::body) return;
+  std::string bytes = std::move(in_);
+  in_.clear();
+  std::string_view rest = bytes;
+  parse(rest);
+  if (state_ == State::closed || state_ == State::linger || state_ == State::closing) return;
+  if (rest.size() == bytes.size())
+    in_ = std::move(bytes);
+  else
+    in_.assign(rest);
+}
+
+void Connection::parse(std::string_view& bytes) {
+  const ServerConfig& config = loop_->shared.config;
+  taking_ = true;
+  while (!bytes.empty() && (state_ == State::idle || state_ == State::head || state_ == State::body) &&
+         unsent() == 0) {
+    if (state_ == State::idle) {
+      while (!bytes.empty() && (bytes.front() == '\r' || bytes.front() == '\n')) bytes.remove_prefix(1);
+      if (bytes.empty()) break;
+      parser_ = std::make_unique<HttpParser>(config.max_header_bytes, config.max_body_bytes);
+      set_state(State::head);
+      deadline_ = now_ns() + config.header_timeout_ms * kMs;
+    }
+    const size_t taken = parser_->take(bytes);
+    bytes.remove_prefix(taken);
+    if (parser_->error_status() != 0) {
+      fail(parser_->error_status(), parser_->error());
+      break;
+    }
+    if (state_ == State::head && parser_->head_done()) {
+      set_state(State::body);
+      deadline_ = now_ns() + config.body_timeout_ms * kMs;
+      if (parser_->body_pending() && bytes.empty() && parser_->expects_continue()) {
+        out_ += "HTTP/1.1 100 Continue\r\n\r\n";
+        send();
+        continue;
+      }
+    }
+    account_body(parser_->body_bytes());
+    if (loop_->shared.body_bytes.load(std::memory_order_relaxed) > limits::kBodyBytesInFlight) {
+      fail(503, "Too many request bodies are being read; try again later.");
+      break;
+    }
+    if (parser_->done())
+      dispatch();
+    else if (taken == 0)
+      break;
+  }
+  // What the parser leaves is part of a head or of a chunk's head; without a bound it would grow for ever.
+  if ((state_ == State::head || state_ == State::body) &&
+      bytes.size() > config.max_header_bytes + (64u << 10)) {
+    fail(400, "A chunk's head is too long.");
+  }
+  taking_ = false;
+}
+
+void Connection::dispatch() {
+  HttpRequest request = parser_->release();
+  parser_.reset();
+  set_state(State::answering);
+  deadline_ = 0;
+  request.received = now_ns();
+  begun_ = chunked_ = false;
+  keep_alive_ = request.keep_alive && !loop_->shared.draining.load(std::memory_order_relaxed);
+  head_only_ = request.method == "HEAD";
+  version_10_ = request.version == 10;
+  loop_->shared.handler->handle(std::move(request), shared_from_this());
+}
+
+// An answer to bytes that are no request; the connection ends, since where the next one starts is unknown.
+void Connection::fail(int status, std::string_view message) {
+  HttpResponse response = loop_->shared.handler->protocol_error(status, message);
+  parser_.reset();
+  in_.clear();
+  set_state(State::answering);
+  deadline_ = 0;
+  begun_ = chunked_ = head_only_ = false;
+  keep_alive_ = false;
+  respond(std::move(response));
+}
+
+void Connection::append_head(const HttpResponse& response, bool chunked, bool sized) {
+  out_ += "HTTP/1.1 ";
+  out_ += std::to_string(response.status);
+  out_ += ' ';
+  out_ += reason_phrase(response.status);
+  out_ += "\r\nServer: sluice\r\nDate: ";
+  out_ += loop_->date();
+  if (!response.content_type.empty()) {
+    out_ += "\r\nContent-Type: ";
+    out_ += response.content_type;
+  }
+  if (chunked) out_ += "\r\nTransfer-Encoding: chunked";
+  if (sized) out_ += "\r\nContent-Length: " + std::to_string(response.body.size());
+  if (!keep_alive_)
+    out_ += "\r\nConnection: close";
+  else if (version_10_)
+    out_ += "\r\nConnection: keep-alive";
+  for (const auto& [name, value] : response.headers) {
+    out_ += "\r\n";
+    out_ += name;
+    out_ += ": ";
+    out_ += value;
+  }
+  out_ += "\r\n\r\n";
+}
+
+void Connection::respond(HttpResponse response) {
+  if (state_ != State::answering || begun_) return;
+  if (loop_->shared.draining.load(std::memory_order_relaxed)) keep_alive_ = false;
+  append_head(response, false, response.status != 204);
+  if (!head_only_) out_ += response.body;
+  loop_->shared.handler->answered(response.status);
+  answer_done(keep_alive_);
+}
+
+void Connection::begin(HttpResponse head) {
+  if (state_ != State::answering || begun_) return;
+  begun_ = true;
+  chunked_ = !version_10_;
+  if (version_10_) keep_alive_ = false;
+  append_head(head, chunked_, false);
+}
+
+void Connection::write(std::string_view bytes) {
+  if (state_ == State::answering && begun_) chunk_ += bytes;
+}
+
+void Connection::flush() {
+  if (state_ != State::answering) return;
+  if (!chunk_.empty()) {
+    if (chunked_) {
+      char size[20];
+      const auto end = std::to_chars(size, size + sizeof size, chunk_.size(), 16).ptr;
+      out_.append(size, size_t(end - size));
+      out_ += "\r\n";
+    }
+    out_ += chunk_;
+    if (chunked_) out_ += "\r\n";
+    chunk_.clear();
+  }
+  send();
+}
+
+void Connection::end(bool complete) {
+  if (state_ != State::answering || !begun_) return;
+  flush();
+  if (state_ != State::answering) return;  // the client turned out to be gone
+  if (chunked_ && complete) out_ += "0\r\n\r\n";
+  loop_->shared.handler->answered(complete ? 200 : 500);
+  answer_done(complete && keep_alive_);
+}
+
+void Connection::answer_done(bool keep_alive) {
+  listener_.reset();
+  account_body(0);
+  begun_ = false;
+  was_full_ = false;
+  if (loop_->shared.draining.load(std::memory_order_relaxed)) keep_alive = false;
+  set_state(keep_alive ? State::idle : State::closing);
+  deadline_ = now_ns() + loop_->shared.config.idle_timeout_ms * kMs;
+  send();
+}
+
+void Connection::send() {
+  if (state_ == State::closed) return;
+  const size_t before = sent_;
+  while (sent_ < out_.size()) {
+    const ssize_t n =
+        ::send(socket_.native_handle(), out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n > 0) {
+      sent_ += size_t(n);
+      continue;
+    }
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return left("client_disconnect");
+    break;
+  }
+  if (sent_ < out_.size()) {
+    if (sent_ > before || write_deadline_ == 0)
+      write_deadline_ = now_ns() + loop_->shared.config.write_timeout_ms * kMs;
+    // Sent bytes are dropped once they are most of the buffer, so that this stays linear.
+    if (sent_ > out_.size() / 2) {
+      out_.erase(0, sent_);
+      sent_ = 0;
+    }
+    arm_write();
+  } else {
+    if (out_.capacity() > 16384)
+      std::string().swap(out_);
+    else
+      out_.clear();
+    sent_ = 0;
+    write_deadline_ = 0;
+  }
+  if (unsent() > limits::kStreamHighWater) {
+    was_full_ = true;
+  } else if (was_full_ && unsent() < limits::kStreamHighWater / 2) {
+    was_full_ = false;
+    if (auto listener = listener_) listener->on_writable();
+  }
+  if (state_ == State::closing && sent_ == out_.size()) {
+    set_state(State::linger);
+    deadline_ = now_ns() + limits::kLingerMs * kMs;
+    boost::system::error_code ignored;
+    socket_.shutdown(Loop::Socket::shutdown_send, ignored);
+    arm_read();
+  } else if (state_ == State::idle && sent_ == out_.size()) {
+    next_request();
+    if (state_ != State::closed) arm_read();
+  }
+}
+
+// The client is gone, or as good as.
+void Connection::left(const char* why) {
+  if (state_ == State::closed) return;
+  const bool answering = state_ == State::answering;
+  auto listener = std::move(listener_);
+  close();
+  if (answering) {
+    LOG(debug, "connection ended while answering: {}", why);
+    loop_->shared.handler->answered(0);
+  }
+  if (listener) listener->on_gone();
+}
+
+void Connection::close() {
+  if (state_ == State::closed) return;
+  set_state(State::closed);
+  auto self = shared_from_this();
+  listener_.reset();
+  parser_.reset();
+  account_body(0);
+  std::string().swap(in_);
+  std::string().swap(out_);
+  std::string().swap(chunk_);
+  sent_ = 0;
+  boost::system::error_code ignored;
+  socket_.close(ignored);
+  loop_->connections.erase(self);
+  open_connections().set(loop_->shared.connections.fetch_sub(1, std::memory_order_relaxed) - 1);
+}
+
+void Connection::expire(TimeNs now) {
+  if (write_deadline_ != 0 && now > write_deadline_) {
+    write_timeouts().add();
+    return left("write_timeout");
+  }
+  if (deadline_ == 0 || now < deadline_) return;
+  switch (state_) {
+    case State::idle:
+      if (unsent() == 0) close();
+      break;
+    case State::linger:
+      close();
+      break;
+    case State::head:
+    case State::body:
+      read_timeouts().add();
+      fail(408, state_ == State::head ? "The request head did not arrive in time."
+                                      : "The request body did not arrive in time.");
+      break;
+    case State::answering:
+    case State::closing:
+    case State::closed:
+      break;
+  }
+}
+
+void Connection::drain() {
+  if (state_ == State::idle && unsent() == 0 && in_.empty()) close();
+}
+
+void Connection::shut_down() {
+  if (auto listener = listener_) listener->on_shutdown();
+}
+
+void Connection::wake() { loop_->wake(shared_from_this()); }
+
+void Connection::post(std::function<void()> work) { boost::asio::post(loop_->context, std::move(work)); }
+
+void Connection::run_wake() {
+  if (auto listener = listener_) listener->on_wake();
+}
+
+}  // namespace sluice

@@ -1,0 +1,140 @@
+// One client's socket: reads requests one after the other, hands each to the handler, writes the answer.
+// Everything but `wake` and `post` runs on the loop's thread. Internal to network.cc and connection.cc.
+#pragma once
+
+#include <atomic>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "server/http.h"
+#include "server/http_parser.h"
+#include "server/server.h"
+
+namespace sluice {
+
+class Connection;
+
+// What the network threads share.
+struct NetworkShared {
+  ServerConfig config;
+  HttpHandler* handler = nullptr;
+  std::atomic<int> connections{0};
+  std::atomic<int> busy{0};
+  std::atomic<size_t> body_bytes{0};
+  std::atomic<bool> draining{false};
+};
+
+// An event loop with its thread's state.
+struct Loop : std::enable_shared_from_this<Loop> {
+  using Tcp = boost::asio::ip::tcp;
+  using Executor = boost::asio::io_context::executor_type;
+  using Socket = boost::asio::basic_stream_socket<Tcp, Executor>;
+  using Acceptor = boost::asio::basic_socket_acceptor<Tcp, Executor>;
+  using Timer =
+      boost::asio::basic_waitable_timer<std::chrono::steady_clock,
+                                        boost::asio::wait_traits<std::chrono::steady_clock>, Executor>;
+
+  explicit Loop(NetworkShared& shared_state);
+  void accept();
+  void tick();
+  void run_woken();
+  void wake(std::shared_ptr<Connection> connection);  // any thread
+  void close_all();
+  const std::string& date();  // value of the Date header, made once a second
+
+  NetworkShared& shared;
+  boost::asio::io_context context{1};
+  Acceptor acceptor{context};
+  Timer timer{context};
+  Timer accept_retry{context};
+  std::unordered_set<std::shared_ptr<Connection>> connections;
+  std::vector<char> scratch;
+  std::atomic<Connection*> woken{nullptr};  // stack of those to wake, pushed by any thread
+  std::atomic<bool> wake_posted{false};
+  std::atomic<bool> stopped{false};
+  std::string date_text;
+  int64_t date_second = 0;
+};
+
+class Connection final : public HttpExchange, public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(std::shared_ptr<Loop> loop, Loop::Socket socket);
+  ~Connection() override;
+  void start();
+  void refuse(int status, const char* message);  // in place of start: over the limit of connections
+  void expire(TimeNs now);
+  void drain();      // closes an idle connection
+  void shut_down();  // tells the listener
+  void close();
+  void run_wake();
+
+  void wake() override;
+  void post(std::function<void()> work) override;
+  bool gone() const override { return state_ == State::closed || state_ == State::linger; }
+  void listen(std::shared_ptr<HttpListener> listener) override { listener_ = std::move(listener); }
+  void respond(HttpResponse response) override;
+  void begin(HttpResponse head) override;
+  void write(std::string_view bytes) override;
+  void flush() override;
+  size_t unsent() const override { return out_.size() - sent_ + chunk_.size(); }
+  void end(bool complete) override;
+
+ private:
+  friend struct Loop;
+  enum class State : uint8_t {
+    idle,       // between requests
+    head,       // part of a request head is in
+    body,       // the head is in
+    answering,  // the handler has the request
+    closing,    // the answer is made; close once it is sent
+    linger,     // sent; reading on until the client closes
+    closed,
+  };
+
+  void arm_read();
+  void arm_write();
+  void on_readable();
+  void take(std::string_view bytes);
+  void parse(std::string_view& bytes);
+  void dispatch();
+  void fail(int status, std::string_view message);
+  void answer_done(bool keep_alive);
+  void send();
+  void left(const char* why);
+  void next_request();
+  void append_head(const HttpResponse& response, bool chunked, bool sized);
+  void set_state(State state);
+  void account_body(size_t bytes);
+
+  std::shared_ptr<Loop> loop_;
+  Loop::Socket socket_;
+  std::unique_ptr<HttpParser> parser_;
+  std::shared_ptr<HttpListener> listener_;
+  std::string in_;     // read, not yet parsed
+  std::string out_;    // made, not yet sent from sent_ on
+  std::string chunk_;  // of a streamed answer, not yet framed
+  size_t sent_ = 0;
+  size_t counted_body_ = 0;
+  TimeNs deadline_ = 0;        // of the state; 0: none
+  TimeNs write_deadline_ = 0;  // while bytes are unsent
+  State state_ = State::idle;
+  bool reading_ = false, writing_ = false, taking_ = false;
+  bool begun_ = false;  // the head of a streamed answer is out
+  bool chunked_ = false;
+  bool keep_alive_ = true;
+  bool head_only_ = false;  // HEAD: no body in the answer
+  bool version_10_ = false;
+  bool was_full_ = false;  // unsent() went over the high-water mark
+
+  std::atomic<bool> queued_{false};  // on the loop's woken stack
+  std::shared_ptr<Connection> woken_ref_;
+  Connection* woken_next_ = nullptr;
+};
+
+}  // namespace sluice

@@ -1,0 +1,270 @@
+#include "server/generation.h"
+
+#include "base/log.h"
+#include "base/meter.h"
+#include "server/limits.h"
+#include "server/sse.h"
+
+namespace sluice {
+
+namespace {
+
+struct Meters {
+  static Counter& ended(const char* reason) {
+    return meter::counter("sluice_http_generations_total", "Generation requests over HTTP by how they ended.",
+                          std::string("reason=\"") + reason + "\"");
+  }
+  Counter& started = meter::counter("sluice_http_generations_started_total",
+                                    "Generation requests over HTTP that were handed to the engine.");
+  Counter& completed = ended("completed");
+  Counter& left = ended("client_disconnect");
+  Counter& failed = ended("failed");
+  Counter& deadline = ended("deadline");
+  Counter& shutdown = ended("shutdown");
+  Counter& rejected = meter::counter("sluice_http_admission_rejections_total",
+                                     "Generation requests that the engine did not take.");
+};
+
+Meters& meters() {
+  static Meters m;
+  return m;
+}
+
+ApiError failure(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::deadline:
+      return {{ErrorCode::kDeadlineExceeded, "The request's deadline passed before the answer was complete."},
+              ""};
+    case FinishReason::cancelled:
+      return {{ErrorCode::kUnavailable, "The server is shutting down."}, ""};
+    default:
+      return {{ErrorCode::kInternal, "The engine failed while generating."}, "engine_error"};
+  }
+}
+
+bool is_failure(FinishReason reason) {
+  return reason == FinishReason::deadline || reason == FinishReason::cancelled ||
+         reason == FinishReason::failed;
+}
+
+}  // namespace
+
+void register_generation_meters() { meters(); }
+
+Generation::Generation(std::shared_ptr<HttpExchange> exchange, ServedModel& model, GenerationPlan plan,
+                       std::unique_ptr<AnswerFormat> format)
+    : exchange_(std::move(exchange)), model_(model), plan_(std::move(plan)), format_(std::move(format)) {}
+
+void Generation::start(std::shared_ptr<HttpExchange> exchange, ServedModel& model, GenerationPlan plan,
+                       std::unique_ptr<AnswerFormat> format) {
+  if (exchange->gone()) return;
+  std::shared_ptr<Generation> self(
+      new Generation(std::move(exchange), model, std::move(plan), std::move(format)));
+  self->exchange_->listen(self);
+  self->submitted_ = now_ns();
+  if (Status status = self->submit_all(); !status.ok()) {
+    self->over_ = true;
+    self->cancel_all();
+    if (status.error().code == ErrorCode::kResourceExhausted) meters().rejected.add();
+    self->exchange_->respond(error_response(ApiError{status.error(), ""}));
+    return;
+  }
+  meters().started.add();
+}
+
+Request Generation::request_of(int prompt, int k) const {
+  const auto& ids = plan_.prompts[size_t(prompt)].ids;
+  const int room = model_.engine().info().context - int(ids.size());
+  Request request;
+  request.id = plan_.request_id;
+  request.prompt = ids;
+  request.sampling = plan_.sampling;
+  request.sampling.seed = choice_seed(plan_.sampling.seed, k);
+  int wanted = plan_.options.max_tokens.value_or(plan_.default_max_tokens);
+  request.max_tokens = wanted < 0 || wanted > room ? room : wanted;
+  request.min_tokens = std::min(plan_.options.min_tokens, request.max_tokens);
+  request.ignore_eos = plan_.options.ignore_eos;
+  request.stop_ids = plan_.options.stop_ids;
+  request.deadline = plan_.deadline;
+  return request;
+}
+
+Status Generation::submit_all() {
+  const int n = plan_.options.n;
+  const auto exchange = exchange_;
+  for (int p = 0; p < int(plan_.prompts.size()); ++p) {
+    for (int k = 0; k < n; ++k) {
+      auto stream = model_.engine().submit(request_of(p, k), [exchange] { exchange->wake(); });
+      if (!stream.ok()) return stream.error();
+      Running running;
+      running.stream = std::move(stream).value();
+      running.prompt = p;
+      const int offset = plan_.echo ? code_points(plan_.prompts[size_t(p)].text) : 0;
+      running.choice =
+          std::make_unique<Choice>(p * n + k, model_.tokenizer(), plan_.options, plan_.keep_tokens, offset);
+      running_.push_back(std::move(running));
+    }
+  }
+  return {};
+}
+
+// Takes what the engine has for all choices, then sends it in one go; again while the client takes it all.
+void Generation::pump() {
+  bool paused = true;
+  while (paused && !over_ && exchange_->unsent() <= limits::kStreamHighWater) {
+    paused = false;
+    bool all_ended = true;
+    for (Running& running : running_) {
+      paused = plan_.options.stream && frames_.size() > limits::kStreamHighWater;
+      if (paused) break;
+      if (!pump_choice(running)) return;  // failed, and said so
+      all_ended = all_ended && running.choice->ended();
+    }
+    all_ended = all_ended && !paused;
+    if (!frames_.empty()) {
+      open_stream();
+      exchange_->write(frames_);
+      frames_.clear();
+      if (!all_ended) exchange_->flush();
+    }
+    if (all_ended && !over_) finish_answer();
+  }
+}
+
+bool Generation::pump_choice(Running& running) {
+  Choice& choice = *running.choice;
+  TokenEvent event;
+  bool any = false;
+  while (!choice.ended() && running.stream->pop(event)) {
+    any = true;
+    if (event.finish != FinishReason::none) running.drained = true;
+    if (!choice.push(event)) continue;
+    if (is_failure(choice.finish())) {
+      fail(failure(choice.finish()), choice.finish() == FinishReason::deadline ? "deadline" : "engine");
+      return false;
+    }
+    // A stop string ends it here; the engine learns of it like this.
+    if (!running.drained) running.stream->cancel();
+  }
+  if (!any || !plan_.options.stream || running.reported) return true;
+  const ChoiceView view{choice, plan_.prompts[size_t(running.prompt)], *running.stream, !running.opened};
+  const ChoiceDelta delta = choice.take();
+  // The first event opens the choice even when its text is still held back: clients measure their wait by it.
+  if (!delta.empty() || choice.ended() || !running.opened) {
+    format_->piece(frames_, view, delta, choice.ended() ? timings(running) : Timings());
+    running.opened = true;
+  }
+  running.reported = choice.ended();
+  return true;
+}
+
+void Generation::open_stream() {
+  if (stream_open_) return;
+  stream_open_ = true;
+  HttpResponse head;
+  head.content_type = "text/event-stream; charset=utf-8";
+  head.headers = {
+      {"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}, {"X-Request-Id", plan_.request_id}};
+  exchange_->begin(std::move(head));
+}
+
+void Generation::finish_answer() {
+  over_ = true;
+  meters().completed.add();
+  log_end("completed");
+  if (plan_.options.stream) {
+    open_stream();
+    std::string tail;
+    if (plan_.options.include_usage) format_->usage(tail, usage());
+    tail += kSseDone;
+    exchange_->write(tail);
+    exchange_->end(true);
+    return;
+  }
+  HttpResponse response;
+  response.headers.emplace_back("X-Request-Id", plan_.request_id);
+  format_->begin_whole(response.body);
+  for (Running& running : running_) {
+    const ChoiceView view{*running.choice, plan_.prompts[size_t(running.prompt)], *running.stream, true};
+    format_->whole_choice(response.body, view, running.choice->take());
+  }
+  format_->end_whole(response.body, usage(), running_.size() == 1 ? timings(running_.front()) : Timings());
+  exchange_->respond(std::move(response));
+}
+
+void Generation::fail(const ApiError& error, const char* reason) {
+  over_ = true;
+  cancel_all();
+  if (error.error.code == ErrorCode::kDeadlineExceeded)
+    meters().deadline.add();
+  else if (error.error.code == ErrorCode::kUnavailable)
+    meters().shutdown.add();
+  else
+    meters().failed.add();
+  log_end(reason);
+  if (!stream_open_ && frames_.empty()) {
+    HttpResponse response = error_response(error);
+    response.headers.emplace_back("X-Request-Id", plan_.request_id);
+    exchange_->respond(std::move(response));
+    return;
+  }
+  // Other choices' text of this round is still theirs.
+  open_stream();
+  append_sse(frames_, error_json(error));
+  exchange_->write(frames_);
+  frames_.clear();
+  exchange_->end(false);
+}
+
+void Generation::on_gone() {
+  if (over_) return;
+  over_ = true;
+  cancel_all();
+  meters().left.add();
+  log_end("client_disconnect");
+}
+
+void Generation::on_shutdown() {
+  if (!over_) fail(failure(FinishReason::cancelled), "shutdown");
+}
+
+void Generation::cancel_all() {
+  for (Running& running : running_) {
+    if (!running.drained) running.stream->cancel();
+  }
+}
+
+Usage Generation::usage() const {
+  Usage usage;
+  for (const Prompt& prompt : plan_.prompts) usage.prompt_tokens += int(prompt.ids.size());
+  for (size_t i = 0; i < running_.size(); ++i) {
+    usage.completion_tokens += running_[i].choice->completion_tokens();
+    if (i % size_t(plan_.options.n) == 0 && running_[i].drained)
+      usage.cached_tokens += running_[i].stream->times().cached_tokens;
+  }
+  return usage;
+}
+
+Timings Generation::timings(const Running& running) const {
+  Timings t;
+  if (!running.drained) return t;
+  const RequestTimes& times = running.stream->times();
+  t.known = true;
+  t.queue_ms = ms(times.admitted - times.submitted);
+  const TimeNs first = times.first_token > 0 ? times.first_token : times.finished;
+  t.prompt_ms = ms(first - times.admitted);
+  t.predicted_ms = ms(times.finished - first);
+  t.cache_n = times.cached_tokens;
+  t.prompt_n = int(plan_.prompts[size_t(running.prompt)].ids.size()) - times.cached_tokens;
+  t.predicted_n = running.choice->completion_tokens();
+  return t;
+}
+
+void Generation::log_end(const char* how) const {
+  if (!log_enabled(LogLevel::info)) return;
+  const Usage u = usage();
+  LOG(info, "request {} {}: {} prompt tokens, {} generated, {:.1f} ms", plan_.request_id, how, u.prompt_tokens,
+      u.completion_tokens, ms(now_ns() - submitted_));
+}
+
+}  // namespace sluice

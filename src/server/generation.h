@@ -1,0 +1,133 @@
+// An answer that the engine generates: submits one engine request per choice, turns their events into text, and
+// answers the exchange, streamed or whole. One object per HTTP request, on its connection's thread.
+//
+// - A client that leaves cancels all of its sequences at once.
+// - Back-pressure: while more than limits::kStreamHighWater bytes are unsent, events stay in the engine's
+// bounded
+//   outbox, which pauses that sequence and no other.
+// - The head of a stream is sent with the first event, so that what fails before has a status of its own; what
+// fails
+//   later is told inside the stream, and the connection closes without [DONE].
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/served_model.h"
+#include "server/choice.h"
+#include "server/http.h"
+#include "server/http_error.h"
+#include "server/request_members.h"
+
+namespace sluice {
+
+struct Prompt {
+  std::vector<int32_t> ids;
+  std::string text;  // what echo shows; only filled where asked
+  std::vector<int32_t>
+      id_offsets;  // [ids] code points of `text` before each; only filled with echoed log-probabilities
+};
+
+// What is to be generated; made by an api_*.cc.
+struct GenerationPlan {
+  std::string id;          // of the answer: "cmpl-…"
+  std::string request_id;  // of the HTTP request, for logs
+  std::string model;       // as answers name it
+  int64_t created = 0;     // Unix seconds
+  GenerationOptions options;
+  SamplingParams sampling;      // seed and top_logprobs included
+  int default_max_tokens = -1;  // where the client gave none; -1: up to the context
+  bool keep_tokens = false;     // the answer shows token ids or log-probabilities
+  bool echo = false;
+  std::vector<Prompt> prompts;
+  TimeNs deadline = 0;
+};
+
+struct Usage {
+  int prompt_tokens = 0;      // of each prompt once
+  int completion_tokens = 0;  // of all choices
+  int cached_tokens = 0;
+};
+
+// Milliseconds by the engine's clock; known once the choice's last event is there.
+struct Timings {
+  bool known = false;
+  double queue_ms = 0, prompt_ms = 0, predicted_ms = 0;
+  int prompt_n = 0, predicted_n = 0, cache_n = 0;
+};
+
+// What a choice looks like to the format: choice k of prompt p has index p * n + k.
+struct ChoiceView {
+  const Choice& choice;
+  const Prompt& prompt;
+  const RequestStream& stream;
+  bool first = false;  // streaming: its first piece
+};
+
+// How an API writes its answer. Stateless but for its plan; calls come on the connection's thread.
+class AnswerFormat {
+ public:
+  virtual ~AnswerFormat() = default;
+  // Streaming: appends SSE frames. `piece` is called when there is something new, and once with choice.ended().
+  virtual void piece(std::string& out, const ChoiceView& view, const ChoiceDelta& delta,
+                     const Timings& timings) = 0;
+  virtual void usage(std::string& out, const Usage& usage) = 0;
+  // The whole answer: begin, each choice in order, end.
+  virtual void begin_whole(std::string& out) = 0;
+  virtual void whole_choice(std::string& out, const ChoiceView& view, const ChoiceDelta& delta) = 0;
+  virtual void end_whole(std::string& out, const Usage& usage, const Timings& timings) = 0;
+};
+
+class Generation final : public HttpListener, public std::enable_shared_from_this<Generation> {
+ public:
+  // Checks the plan against the context, submits, and from then on answers by itself. On an error it answers at
+  // once.
+  static void start(std::shared_ptr<HttpExchange> exchange, ServedModel& model, GenerationPlan plan,
+                    std::unique_ptr<AnswerFormat> format);
+
+  void on_wake() override { pump(); }
+  void on_writable() override { pump(); }
+  void on_gone() override;
+  void on_shutdown() override;
+
+ private:
+  struct Running {
+    std::shared_ptr<RequestStream> stream;
+    std::unique_ptr<Choice> choice;
+    int prompt = 0;
+    bool opened = false;    // streaming: something of it was sent
+    bool reported = false;  // its end was sent, or counted
+    bool drained = false;   // the stream's own last event was popped: its times may be read
+  };
+
+  Generation(std::shared_ptr<HttpExchange> exchange, ServedModel& model, GenerationPlan plan,
+             std::unique_ptr<AnswerFormat> format);
+  Status submit_all();
+  Request request_of(int prompt, int k) const;
+  void pump();
+  bool pump_choice(Running& running);
+  void open_stream();
+  void finish_answer();
+  void fail(const ApiError& error, const char* reason);
+  void cancel_all();
+  Usage usage() const;
+  Timings timings(const Running& running) const;
+  void log_end(const char* how) const;
+
+  std::shared_ptr<HttpExchange> exchange_;
+  ServedModel& model_;
+  GenerationPlan plan_;
+  std::unique_ptr<AnswerFormat> format_;
+  std::vector<Running> running_;
+  std::string frames_;  // SSE text of one pump
+  bool stream_open_ = false;
+  bool over_ = false;
+  TimeNs submitted_ = 0;
+};
+
+// Registered at start, so that the first scrape shows them.
+void register_generation_meters();
+
+}  // namespace sluice

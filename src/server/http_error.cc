@@ -1,0 +1,111 @@
+#include "server/http_error.h"
+
+#include "server/json_writer.h"
+
+namespace sluice {
+
+int http_status(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument:
+      return 400;
+    case ErrorCode::kUnsupported:
+      return 400;
+    case ErrorCode::kNotFound:
+      return 404;
+    case ErrorCode::kTooLarge:
+      return 413;
+    case ErrorCode::kUnavailable:
+      return 503;
+    case ErrorCode::kResourceExhausted:
+      return 429;
+    case ErrorCode::kDeadlineExceeded:
+      return 504;
+    case ErrorCode::kCorrupt:
+    case ErrorCode::kIo:
+    case ErrorCode::kInternal:
+      return 500;
+  }
+  return 500;
+}
+
+namespace {
+
+const char* error_type(int status) {
+  switch (status) {
+    case 401:
+      return "authentication_error";
+    case 404:
+      return "not_found_error";
+    case 429:
+      return "rate_limit_error";
+    case 503:
+      return "server_overloaded";
+    case 504:
+      return "timeout_error";
+    default:
+      return status >= 500 ? "server_error" : "invalid_request_error";
+  }
+}
+
+const char* default_code(int status) {
+  switch (status) {
+    case 401:
+      return "invalid_api_key";
+    case 408:
+      return "request_timeout";
+    case 413:
+      return "request_too_large";
+    case 429:
+      return "queue_full";
+    case 503:
+      return "unavailable";
+    case 504:
+      return "deadline_exceeded";
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+std::string error_json(int status, std::string_view message, std::string_view param, std::string_view code) {
+  std::string out;
+  JsonWriter w(out);
+  w.begin_object().key("error").begin_object();
+  w.key("message").string(message);
+  w.key("type").string(error_type(status));
+  w.key("param");
+  if (param.empty())
+    w.null();
+  else
+    w.string(param);
+  w.key("code");
+  if (!code.empty())
+    w.string(code);
+  else if (const char* fallback = default_code(status))
+    w.string(fallback);
+  else
+    w.null();
+  w.end_object().end_object();
+  return out;
+}
+
+std::string error_json(const ApiError& e) {
+  return error_json(http_status(e.error.code), e.error.message, e.error.field, e.code);
+}
+
+HttpResponse error_response(int status, std::string_view message, std::string_view param,
+                            std::string_view code) {
+  HttpResponse response;
+  response.status = status;
+  response.body = error_json(status, message, param, code);
+  if (status == 429 || status == 503) response.headers.emplace_back("Retry-After", "1");
+  if (status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
+  return response;
+}
+
+HttpResponse error_response(const ApiError& e) {
+  return error_response(http_status(e.error.code), e.error.message, e.error.field, e.code);
+}
+
+}  // namespace sluice

@@ -1,0 +1,28 @@
+// The one place where an Error becomes an HTTP answer, in OpenAI's shape {"error":{message,type,param,code}}.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "server/http.h"
+
+namespace sluice {
+
+// `code` member where it says more than the type does: "context_length_exceeded", "model_not_found".
+struct ApiError {
+  Error error;
+  std::string code{};
+};
+
+int http_status(ErrorCode code);
+// {"error":{…}}, also what a stream says after its head was sent.
+std::string error_json(int status, std::string_view message, std::string_view param = {},
+                       std::string_view code = {});
+std::string error_json(const ApiError& error);
+// 429 and 503 carry Retry-After.
+HttpResponse error_response(int status, std::string_view message, std::string_view param = {},
+                            std::string_view code = {});
+HttpResponse error_response(const ApiError& error);
+
+}  // namespace sluice

@@ -1,0 +1,262 @@
+#include "server/network.h"
+
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <boost/asio/ip/v6_only.hpp>
+#include <boost/asio/post.hpp>
+#include <ctime>
+#include <thread>
+
+#include "base/log.h"
+#include "base/meter.h"
+#include "server/connection.h"
+#include "server/limits.h"
+
+namespace sluice {
+
+namespace asio = boost::asio;
+void register_connection_meters();
+
+Loop::Loop(NetworkShared& shared_state) : shared(shared_state), scratch(64 << 10) {}
+
+void Loop::accept() {
+  acceptor.async_accept(context, [this](boost::system::error_code ec, Socket socket) {
+    if (ec == asio::error::operation_aborted || !acceptor.is_open()) return;
+    if (ec) {
+      // Out of descriptors, most likely: the backlog holds the client until one is free.
+      accept_retry.expires_after(std::chrono::milliseconds(50));
+      accept_retry.async_wait([this](boost::system::error_code e) {
+        if (!e && acceptor.is_open()) accept();
+      });
+      return;
+    }
+    boost::system::error_code ignored;
+    socket.set_option(asio::ip::tcp::no_delay(true), ignored);
+    auto connection = std::make_shared<Connection>(shared_from_this(), std::move(socket));
+    connections.insert(connection);
+    if (shared.connections.load(std::memory_order_relaxed) > shared.config.max_connections)
+      connection->refuse(503, "Too many connections.");
+    else
+      connection->start();
+    accept();
+  });
+}
+
+void Loop::tick() {
+  timer.expires_after(std::chrono::milliseconds(limits::kTickMs));
+  timer.async_wait([this](boost::system::error_code ec) {
+    if (ec || stopped.load(std::memory_order_relaxed)) return;
+    const TimeNs now = now_ns();
+    std::vector<std::shared_ptr<Connection>> late;
+    for (const auto& c : connections) {
+      if ((c->deadline_ != 0 && now >= c->deadline_) || (c->write_deadline_ != 0 && now > c->write_deadline_))
+        late.push_back(c);
+    }
+    for (const auto& c : late) c->expire(now);
+    tick();
+  });
+}
+
+void Loop::wake(std::shared_ptr<Connection> connection) {
+  if (stopped.load(std::memory_order_acquire)) return;
+  Connection* c = connection.get();
+  if (c->queued_.exchange(true, std::memory_order_acq_rel)) return;
+  c->woken_ref_ = std::move(connection);
+  c->woken_next_ = woken.load(std::memory_order_relaxed);
+  while (
+      !woken.compare_exchange_weak(c->woken_next_, c, std::memory_order_release, std::memory_order_relaxed)) {
+  }
+  if (!wake_posted.exchange(true, std::memory_order_acq_rel)) asio::post(context, [this] { run_woken(); });
+}
+
+void Loop::run_woken() {
+  // An exchange, not a store: it reads what the last waker wrote, so that waker's push is seen below.
+  wake_posted.exchange(false, std::memory_order_acq_rel);
+  Connection* c = woken.exchange(nullptr, std::memory_order_acquire);
+  while (c != nullptr) {
+    auto connection = std::move(c->woken_ref_);
+    Connection* next = c->woken_next_;
+    c->queued_.store(false, std::memory_order_release);
+    connection->run_wake();
+    c = next;
+  }
+}
+
+void Loop::close_all() {
+  std::vector<std::shared_ptr<Connection>> all(connections.begin(), connections.end());
+  for (const auto& c : all) c->left("server_stopped");
+}
+
+const std::string& Loop::date() {
+  const std::time_t now = std::time(nullptr);
+  if (now != date_second) {
+    date_second = now;
+    std::tm utc{};
+    gmtime_r(&now, &utc);
+    char text[40];
+    date_text.assign(text, std::strftime(text, sizeof text, "%a, %d %b %Y %H:%M:%S GMT", &utc));
+  }
+  return date_text;
+}
+
+namespace {
+
+// Idle connections each hold a descriptor; the soft limit of 1024 is far too low.
+void raise_descriptor_limit(int connections) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const rlim_t wanted = rlim_t(connections) + 256;
+  if (limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = std::min(wanted, limit.rlim_max);
+  setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur < wanted) {
+    LOG(warn, "the limit of open files ({}) is below max_connections ({}): raise it with ulimit -n",
+        limit.rlim_cur, connections);
+  }
+}
+
+class NetworkImpl final : public Network {
+ public:
+  ~NetworkImpl() override { stop(); }
+
+  Status open(const ServerConfig& config, HttpHandler& handler);
+  int port() const override { return port_; }
+  int connections() const override { return shared_.connections.load(); }
+  int busy() const override { return shared_.busy.load(); }
+  void stop_accepting() override;
+  void shut_down_exchanges() override;
+  void stop() override;
+
+ private:
+  Status bind_all(const asio::ip::tcp::endpoint& endpoint);
+  Status listen_on(Loop::Acceptor& acceptor, const asio::ip::tcp::endpoint& endpoint, bool shared_port);
+
+  NetworkShared shared_;
+  std::vector<std::shared_ptr<Loop>> loops_;
+  std::vector<std::thread> threads_;
+  int port_ = 0;
+};
+
+Error io_error(const ServerConfig& config, const std::string& why) {
+  return Error{ErrorCode::kIo, fmt::format("cannot listen on {}:{}: {}", config.host, config.port, why),
+               "port"};
+}
+
+Status NetworkImpl::listen_on(Loop::Acceptor& acceptor, const asio::ip::tcp::endpoint& endpoint,
+                              bool shared_port) {
+  boost::system::error_code ec;
+  acceptor.open(endpoint.protocol(), ec);
+  if (!ec) acceptor.set_option(Loop::Acceptor::reuse_address(true), ec);
+  if (!ec && endpoint.address().is_v6()) {
+    boost::system::error_code ignored;
+    acceptor.set_option(asio::ip::v6_only(false), ignored);
+  }
+  if (!ec && shared_port) {
+    const int on = 1;
+    if (setsockopt(acceptor.native_handle(), SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) != 0) {
+      ec.assign(errno, boost::system::system_category());
+    }
+  }
+  if (!ec) acceptor.bind(endpoint, ec);
+  if (!ec) acceptor.listen(4096, ec);
+  if (ec) return io_error(shared_.config, ec.message());
+  return {};
+}
+
+Status NetworkImpl::bind_all(const asio::ip::tcp::endpoint& endpoint) {
+  asio::ip::tcp::endpoint at = endpoint;
+  const bool several = loops_.size() > 1;
+  if (several) {
+    // SO_REUSEPORT would also share the port with another server of the same user; a bind without it says so.
+    asio::io_context context;
+    Loop::Acceptor probe(context);
+    if (Status status = listen_on(probe, at, false); !status.ok()) return status;
+    at = probe.local_endpoint();
+  }
+  for (auto& loop : loops_) {
+    if (Status status = listen_on(loop->acceptor, at, several); !status.ok()) return status;
+    at = loop->acceptor.local_endpoint();
+  }
+  port_ = at.port();
+  return {};
+}
+
+Status NetworkImpl::open(const ServerConfig& config, HttpHandler& handler) {
+  register_connection_meters();
+  shared_.config = config;
+  shared_.handler = &handler;
+  raise_descriptor_limit(config.max_connections);
+  if (config.port < 0 || config.port > 65535) return io_error(config, "a port is 0 to 65535");
+  boost::system::error_code ec;
+  asio::io_context context;
+  asio::ip::tcp::resolver resolver(context);
+  const std::string host = config.host.empty() ? "0.0.0.0" : config.host;
+  const auto found = resolver.resolve(host, std::to_string(config.port), asio::ip::tcp::resolver::passive, ec);
+  if (ec || found.empty()) return io_error(config, ec ? ec.message() : "no such host");
+  for (int i = 0; i < std::max(1, config.network_threads); ++i) {
+    loops_.push_back(std::make_shared<Loop>(shared_));
+  }
+  if (Status status = bind_all(found.begin()->endpoint()); !status.ok()) return status;
+  for (auto& loop : loops_) {
+    loop->accept();
+    loop->tick();
+    threads_.emplace_back([loop] { loop->context.run(); });
+  }
+  return {};
+}
+
+void NetworkImpl::stop_accepting() {
+  shared_.draining.store(true);
+  for (auto& loop : loops_) {
+    asio::post(loop->context, [raw = loop.get()] {
+      boost::system::error_code ignored;
+      raw->acceptor.close(ignored);
+      std::vector<std::shared_ptr<Connection>> all(raw->connections.begin(), raw->connections.end());
+      for (const auto& c : all) c->drain();
+    });
+  }
+}
+
+void NetworkImpl::shut_down_exchanges() {
+  for (auto& loop : loops_) {
+    asio::post(loop->context, [raw = loop.get()] {
+      std::vector<std::shared_ptr<Connection>> all(raw->connections.begin(), raw->connections.end());
+      for (const auto& c : all) c->shut_down();
+    });
+  }
+}
+
+void NetworkImpl::stop() {
+  for (auto& loop : loops_) {
+    asio::post(loop->context, [raw = loop.get()] {
+      boost::system::error_code ignored;
+      raw->acceptor.close(ignored);
+      raw->timer.cancel();
+      raw->accept_retry.cancel();
+      raw->close_all();
+      raw->stopped.store(true, std::memory_order_release);
+    });
+  }
+  // With every socket and timer closed the loops run dry by themselves.
+  for (auto& thread : threads_) thread.join();
+  for (auto& loop : loops_) {
+    // Work posted too late holds connections, which hold the loop.
+    loop->context.restart();
+    loop->context.poll();
+    loop->run_woken();
+  }
+  threads_.clear();
+  loops_.clear();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Network>> Network::start(const ServerConfig& config, HttpHandler& handler) {
+  auto network = std::make_unique<NetworkImpl>();
+  if (Status status = network->open(config, handler); !status.ok()) return std::move(status).error();
+  return std::unique_ptr<Network>(std::move(network));
+}
+
+}  // namespace sluice

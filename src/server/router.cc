@@ -1,0 +1,373 @@
+#include "server/router.h"
+
+#include <algorithm>
+#include <charconv>
+#include <ctime>
+
+#include "base/log.h"
+#include "base/meter.h"
+#include "observe/process_meters.h"
+#include "observe/prometheus.h"
+#include "server/answer_json.h"
+#include "server/json_writer.h"
+#include "server/limits.h"
+
+namespace sluice {
+
+using PageCall = HttpResponse (Router::*)(const HttpRequest&);
+
+// What exists. Paths that end in '/' take one more segment.
+struct Router::Route {
+  std::string_view method, path;
+  std::string_view about;
+  bool open = false;  // needs no key
+  PageCall page = nullptr;
+  TextCall text = nullptr;
+  PrepareCall prepare = nullptr;
+};
+
+std::span<const Router::Route> Router::routes() {
+  static constexpr Route kRoutes[] = {
+      {"POST", "/v1/chat/completions", "Chat, as OpenAI's API has it.", false, nullptr, nullptr, prepare_chat},
+      {"POST", "/v1/completions", "Completion of text or token ids, as OpenAI's API has it.", false, nullptr,
+       nullptr, prepare_completions},
+      {"GET", "/v1/models", "The model that is served.", false, &Router::get_models, nullptr, nullptr},
+      {"GET", "/v1/models/", "One model by its id.", false, &Router::get_model, nullptr, nullptr},
+      {"POST", "/tokenize", "Text to token ids: {content, add_special, parse_special, with_pieces}.", false,
+       nullptr, tokenize, nullptr},
+      {"POST", "/detokenize", "Token ids to text: {tokens}.", false, nullptr, detokenize, nullptr},
+      {"POST", "/apply-template", "Messages to the prompt the model sees: {messages, add_generation_prompt}.",
+       false, nullptr, apply_template, nullptr},
+      {"GET", "/health", "200 while the process lives.", true, &Router::get_health, nullptr, nullptr},
+      {"GET", "/live", "The same.", true, &Router::get_health, nullptr, nullptr},
+      {"GET", "/ready", "200 while a completion would be answered; else 503 and why.", true, &Router::get_ready,
+       nullptr, nullptr},
+      {"GET", "/metrics", "Prometheus metrics.", true, &Router::get_metrics, nullptr, nullptr},
+      {"GET", "/", "This page.", true, &Router::get_root, nullptr, nullptr},
+  };
+  return kRoutes;
+}
+
+namespace {
+
+Counter& requests_counter(std::string_view route) {
+  return meter::counter("sluice_http_requests_total", "Requests by route.", prometheus_label("route", route));
+}
+
+Counter& answers_counter(int status) {
+  static Counter* counters[] = {
+      &meter::counter("sluice_http_answers_total", "Answers by status class; client_gone: it left before.",
+                      "status=\"client_gone\""),
+      &meter::counter("sluice_http_answers_total", "", "status=\"1xx\""),
+      &meter::counter("sluice_http_answers_total", "", "status=\"2xx\""),
+      &meter::counter("sluice_http_answers_total", "", "status=\"3xx\""),
+      &meter::counter("sluice_http_answers_total", "", "status=\"4xx\""),
+      &meter::counter("sluice_http_answers_total", "", "status=\"5xx\"")};
+  return *counters[std::clamp(status / 100, 0, 5)];
+}
+
+bool matches(std::string_view path, std::string_view pattern) {
+  if (path == pattern) return pattern.size() == 1 || !pattern.ends_with('/');
+  return pattern.size() > 1 && pattern.ends_with('/') && path.starts_with(pattern) &&
+         path.size() > pattern.size();
+}
+
+HttpResponse json_response(std::string body) {
+  HttpResponse response;
+  response.body = std::move(body);
+  return response;
+}
+
+// Time does not tell how much of a key was right.
+bool same_secret(std::string_view a, std::string_view b) {
+  unsigned char difference = a.size() == b.size() ? 0 : 1;
+  for (size_t i = 0; i < a.size(); ++i)
+    difference |= static_cast<unsigned char>(a[i] ^ (b.empty() ? 0 : b[i % b.size()]));
+  return difference == 0;
+}
+
+}  // namespace
+
+std::string clean_request_id(std::string_view header) {
+  std::string out;
+  for (const char c : header) {
+    if (c <= 0x20 || c >= 0x7f) return {};
+    if (out.size() == size_t(limits::kRequestIdChars)) break;
+    out += c;
+  }
+  return out;
+}
+
+Router::Router(const ServerConfig& config)
+    : config_(config), pool_(config.text_threads, limits::kTextQueue), started_(std::time(nullptr)) {
+  // All series stand at zero from the first scrape on.
+  for (const Route& route : routes()) requests_counter(route.path);
+  requests_counter("other");
+  answers_counter(200);
+  register_generation_meters();
+  update_process_meters();
+}
+
+void Router::handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
+  std::string id = clean_request_id(request.header("x-request-id"));
+  if (id.empty()) id = "req-" + random_id();
+  try {
+    route_request(request, exchange, id);
+  } catch (const std::exception& e) {
+    LOG(error, "request {}: {}", id, e.what());
+    exchange->respond(error_response(500, "Internal error."));
+  }
+}
+
+HttpResponse Router::protocol_error(int status, std::string_view message) {
+  return error_response(status, message);
+}
+
+void Router::answered(int status) { answers_counter(status).add(); }
+
+namespace {
+
+void respond(const std::shared_ptr<HttpExchange>& exchange, HttpResponse response, const std::string& id) {
+  response.headers.emplace_back("X-Request-Id", id);
+  exchange->respond(std::move(response));
+}
+
+}  // namespace
+
+void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange,
+                           const std::string& id) {
+  const bool head = request.method == "HEAD";
+  const std::string_view method = head ? std::string_view("GET") : std::string_view(request.method);
+  const Route* found = nullptr;
+  std::string allow;
+  for (const Route& route : routes()) {
+    if (!matches(request.path, route.path)) continue;
+    if (route.method == method) found = &route;
+    allow += std::string(allow.empty() ? "" : ", ") + std::string(route.method) +
+             (route.method == "GET" ? ", HEAD" : "");
+  }
+  requests_counter(found != nullptr ? found->path : std::string_view("other")).add();
+  if (found == nullptr) {
+    if (request.method == "OPTIONS" && (!allow.empty() || request.path == "*")) {
+      HttpResponse response;
+      response.status = 204;
+      response.content_type.clear();
+      response.headers.emplace_back("Allow", allow.empty() ? "GET, HEAD, POST, OPTIONS" : allow + ", OPTIONS");
+      return respond(exchange, std::move(response), id);
+    }
+    HttpResponse response =
+        allow.empty() ? error_response(404, "There is no such route. GET / lists them.", {}, "unknown_url")
+                      : error_response(405, "This route does not take that method.", {}, "method_not_allowed");
+    if (!allow.empty()) response.headers.emplace_back("Allow", allow + ", OPTIONS");
+    return respond(exchange, std::move(response), id);
+  }
+  if (!found->open && !authorized(request)) {
+    return respond(exchange, error_response(401, "A valid API key is needed: Authorization: Bearer KEY."), id);
+  }
+  if (found->page != nullptr) return respond(exchange, (this->*found->page)(request), id);
+  if (model_.load(std::memory_order_acquire) == nullptr || draining_.load(std::memory_order_relaxed))
+    return respond(exchange, not_ready(), id);
+  run_model_route(*found, request, exchange, id);
+}
+
+bool Router::authorized(const HttpRequest& request) const {
+  if (config_.api_keys.empty()) return true;
+  std::string_view key = request.header("authorization");
+  constexpr std::string_view kBearer = "bearer ";
+  if (key.size() > kBearer.size() && equal_ignoring_case(key.substr(0, kBearer.size()), kBearer))
+    key.remove_prefix(kBearer.size());
+  else
+    key = request.header("x-api-key");
+  bool found = false;
+  for (const std::string& known : config_.api_keys) found = same_secret(key, known) || found;
+  return found;
+}
+
+HttpResponse Router::not_ready() const {
+  if (draining_.load(std::memory_order_relaxed)) return error_response(503, "The server is shutting down.");
+  std::lock_guard lock(loading_mutex_);
+  return error_response(
+      503, fmt::format("The model is still loading ({}, {:.0f} %).", loading_phase_, 100 * loading_fraction_),
+      {}, "model_loading");
+}
+
+// A request on its way through parsing, template and tokenizer; on one thread at a time.
+struct Router::TextJob {
+  const Route& route;
+  HttpRequest request;
+  std::shared_ptr<HttpExchange> exchange;
+  ApiCall call;
+  PreparedGeneration prepared{};
+  ApiFailure failure{};
+  HttpResponse response{};
+};
+
+void Router::run_model_route(const Route& route, HttpRequest& request,
+                             const std::shared_ptr<HttpExchange>& exchange, const std::string& id) {
+  ApiCall call{*model_.load(std::memory_order_acquire), config_, model_name(), id};
+  call.created = std::time(nullptr);
+  if (const std::string_view timeout = request.header("x-request-timeout-ms"); !timeout.empty()) {
+    int limit_ms = 0;
+    const auto parsed = std::from_chars(timeout.data(), timeout.data() + timeout.size(), limit_ms);
+    if (parsed.ec != std::errc() || parsed.ptr != timeout.data() + timeout.size() || limit_ms < 1 ||
+        limit_ms > limits::kRequestTimeoutMaxMs) {
+      return respond(
+          exchange,
+          error_response(400,
+                         fmt::format("x-request-timeout-ms must be 1 to {}.", limits::kRequestTimeoutMaxMs),
+                         "x-request-timeout-ms"),
+          id);
+    }
+    call.deadline = request.received + TimeNs(limit_ms) * 1'000'000;
+  }
+  const bool inline_work = request.body.size() <= limits::kInlineBodyBytes;
+  auto job = std::make_shared<TextJob>(TextJob{route, std::move(request), exchange, std::move(call)});
+  if (inline_work) {
+    run_job(job);
+    finish_job(job);
+    return;
+  }
+  const bool taken = pool_.submit([this, job] {
+    if (job->exchange->gone()) return;
+    run_job(job);
+    job->exchange->post([this, job] { finish_job(job); });
+  });
+  if (!taken) respond(exchange, error_response(429, "Too many long requests are waiting."), id);
+}
+
+// Any thread.
+void Router::run_job(const std::shared_ptr<TextJob>& job) {
+  try {
+    if (job->route.prepare != nullptr)
+      job->failure = job->route.prepare(job->request.body, job->call, job->prepared);
+    else
+      job->response = job->route.text(job->request.body, job->call);
+  } catch (const std::exception& e) {
+    LOG(error, "request {}: {}", job->call.request_id, e.what());
+    job->failure = ApiError{{ErrorCode::kInternal, "Internal error.", ""}, ""};
+  }
+  std::string().swap(job->request.body);
+}
+
+// The connection's thread.
+void Router::finish_job(const std::shared_ptr<TextJob>& job) {
+  if (job->failure) return respond(job->exchange, error_response(*job->failure), job->call.request_id);
+  if (job->route.prepare == nullptr)
+    return respond(job->exchange, std::move(job->response), job->call.request_id);
+  Generation::start(job->exchange, job->call.model, std::move(job->prepared.plan),
+                    std::move(job->prepared.format));
+}
+
+void Router::set_loading(const std::string& phase, double fraction) {
+  std::lock_guard lock(loading_mutex_);
+  loading_phase_ = phase;
+  loading_fraction_ = std::clamp(fraction, 0.0, 1.0);
+}
+
+void Router::serve_model(ServedModel& model) { model_.store(&model, std::memory_order_release); }
+
+std::string_view Router::model_name() const {
+  if (!config_.model_name.empty()) return config_.model_name;
+  const ServedModel* model = model_.load(std::memory_order_acquire);
+  return model != nullptr ? std::string_view(model->name()) : std::string_view();
+}
+
+HttpResponse Router::get_root(const HttpRequest&) {
+  HttpResponse response;
+  response.content_type = "text/html; charset=utf-8";
+  response.body = "<!doctype html><meta charset=\"utf-8\"><title>Sluice</title><h1>Sluice</h1><table>";
+  for (const Route& route : routes()) {
+    response.body += fmt::format("<tr><td><code>{} {}</code><td>{}", route.method, route.path, route.about);
+  }
+  response.body += "</table>\n";
+  return response;
+}
+
+HttpResponse Router::get_health(const HttpRequest&) { return json_response(R"({"status":"ok"})"); }
+
+HttpResponse Router::get_ready(const HttpRequest&) {
+  HttpResponse response;
+  response.status = 503;
+  response.headers.emplace_back("Retry-After", "1");
+  JsonWriter w(response.body);
+  w.begin_object().key("status");
+  ServedModel* model = model_.load(std::memory_order_acquire);
+  if (draining_.load(std::memory_order_relaxed)) {
+    w.string("draining").key("reason").string("The server is shutting down.");
+  } else if (model == nullptr) {
+    std::lock_guard lock(loading_mutex_);
+    w.string("loading").key("reason").string("The model is still loading.");
+    w.key("phase").string(loading_phase_).key("progress").number(loading_fraction_);
+  } else {
+    const EngineStatus status = model->engine().status();
+    if (status.draining) {
+      w.string("draining").key("reason").string("The engine is shutting down.");
+    } else if (status.stuck) {
+      w.string("stuck").key("reason").string("A step of the engine has been running for too long.");
+    } else {
+      response.status = 200;
+      response.headers.clear();
+      w.string("ready").key("model").string(model_name());
+      w.key("running").integer(status.running).key("waiting").integer(status.waiting);
+    }
+  }
+  w.end_object();
+  return response;
+}
+
+HttpResponse Router::get_metrics(const HttpRequest& request) {
+  update_process_meters();
+  const bool aliases = request.query.find("aliases=0") == std::string::npos;
+  HttpResponse response;
+  response.content_type = std::string(kPrometheusContentType);
+  response.body = prometheus_text(meter::all(), aliases ? vllm_aliases() : std::span<const MeterAlias>(),
+                                  prometheus_label("model_name", model_name()));
+  return response;
+}
+
+namespace {
+
+void append_model(JsonWriter& w, std::string_view name, ServedModel& model, int64_t created) {
+  const EngineInfo& info = model.engine().info();
+  w.begin_object().key("id").string(name).key("object").string("model").key("created").integer(created);
+  w.key("owned_by")
+      .string("sluice")
+      .key("root")
+      .string(model.path())
+      .key("max_model_len")
+      .integer(info.context);
+  w.key("meta").begin_object();
+  w.key("architecture").string(info.spec.architecture).key("n_vocab").integer(info.spec.vocab);
+  w.key("n_ctx_train").integer(info.spec.context).key("n_embd").integer(info.spec.hidden);
+  w.key("weight_bytes").integer(int64_t(info.weight_bytes)).key("kv_bytes").integer(int64_t(info.kv_bytes));
+  w.key("block_tokens").integer(info.block_tokens).key("blocks").integer(info.blocks);
+  w.end_object().end_object();
+}
+
+}  // namespace
+
+HttpResponse Router::get_models(const HttpRequest&) {
+  HttpResponse response;
+  JsonWriter w(response.body);
+  w.begin_object().key("object").string("list").key("data").begin_array();
+  if (ServedModel* model = model_.load(std::memory_order_acquire))
+    append_model(w, model_name(), *model, started_);
+  w.end_array().end_object();
+  return response;
+}
+
+HttpResponse Router::get_model(const HttpRequest& request) {
+  ServedModel* model = model_.load(std::memory_order_acquire);
+  if (model == nullptr) return not_ready();
+  const std::string_view asked = std::string_view(request.path).substr(std::string_view("/v1/models/").size());
+  if (!names_model(asked, ApiCall{*model, config_, model_name(), ""})) {
+    return error_response(404, "The model '" + std::string(asked.substr(0, 128)) + "' does not exist here.",
+                          "model", "model_not_found");
+  }
+  HttpResponse response;
+  JsonWriter w(response.body);
+  append_model(w, model_name(), *model, started_);
+  return response;
+}
+
+}  // namespace sluice

@@ -1,0 +1,65 @@
+#include "server/server.h"
+
+#include <thread>
+
+#include "base/log.h"
+#include "server/network.h"
+#include "server/router.h"
+
+namespace sluice {
+
+namespace {
+
+class ServerImpl final : public Server {
+ public:
+  explicit ServerImpl(const ServerConfig& config) : router_(config) {}
+  ~ServerImpl() override { drain(now_ns()); }
+
+  Status open(const ServerConfig& config) {
+    auto network = Network::start(config, router_);
+    if (!network.ok()) return network.error();
+    network_ = std::move(network).value();
+    return {};
+  }
+
+  int port() const override { return network_->port(); }
+  void set_loading(const std::string& phase, double fraction) override { router_.set_loading(phase, fraction); }
+  void serve_model(ServedModel& model) override { router_.serve_model(model); }
+
+  void drain(TimeNs deadline) override {
+    if (drained_ || !network_) return;
+    drained_ = true;
+    router_.set_draining();
+    network_->stop_accepting();
+    wait_idle(deadline);
+    if (network_->busy() > 0) {
+      LOG(warn, "{} requests are cut short by the shutdown", network_->busy());
+      network_->shut_down_exchanges();
+      wait_idle(now_ns() + kLastWordsNs);
+    }
+    router_.stop_text();
+    network_->stop();
+  }
+
+ private:
+  static constexpr TimeNs kLastWordsNs = 500'000'000;  // for the errors that tell clients of it
+
+  void wait_idle(TimeNs deadline) const {
+    while (network_->busy() > 0 && now_ns() < deadline)
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+
+  Router router_;
+  std::unique_ptr<Network> network_;
+  bool drained_ = false;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Server>> Server::start(const ServerConfig& config) {
+  auto server = std::make_unique<ServerImpl>(config);
+  if (Status status = server->open(config); !status.ok()) return std::move(status).error();
+  return std::unique_ptr<Server>(std::move(server));
+}
+
+}  // namespace sluice
