@@ -1,0 +1,144 @@
+"""The binary's commands: exit status, one line on stderr, JSON shapes."""
+import json
+
+import pytest
+
+from conftest import GEMMA, SMOLLM2, run_sluice
+
+
+
+@pytest.mark.parametrize("args", [("srve",), ("serve",), ("serve", "m.gguf", "--port", "x"), ("run", SMOLLM2), ("bench", "engine"),
+                                  ("bench", "serve", "--url", "ftp://x", "--rate", "1"), ("inspect",)])
+def test_wrong_use_is_exit_2_with_one_line(args):
+    done = run_sluice(*args)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("run", "-p", "x"), ("chat",), ("inspect",), ("bench", "engine")])
+def test_a_missing_file_is_exit_1_with_one_line_that_names_it(command):
+    done = run_sluice(*command[:2 if command[0] == "bench" else 1], "/nowhere/model.gguf", *command[2 if command[0] == "bench" else 1:])
+    assert done.returncode == 1
+    assert "/nowhere/model.gguf" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_file_that_is_no_model_is_refused_by_name(tmp_path):
+    for name, data in (("empty.gguf", b""), ("text.gguf", b"hello"), ("cut.gguf", SMOLLM2.read_bytes()[:100_000])):
+        path = tmp_path / name
+        path.write_bytes(data)
+        done = run_sluice("run", path, "-p", "x")
+        assert done.returncode == 1
+        assert name in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [(), ("serve",), ("run",), ("chat",), ("inspect",), ("bench",), ("bench", "engine"), ("bench", "serve")])
+def test_help_has_examples(command):
+    done = run_sluice(*command, "--help")
+    assert done.returncode == 0
+    assert "Examples:" in done.stdout
+
+
+def test_config_is_checked_with_line_and_nearest_name(tmp_path):
+    path = tmp_path / "sluice.yaml"
+    path.write_text("server:\n  prot: 1\n")
+    done = run_sluice("serve", SMOLLM2, "--config", path)
+    assert done.returncode == 2
+    assert "sluice.yaml:2" in done.stderr and "server.port" in done.stderr
+
+
+def test_printed_config_is_accepted(tmp_path):
+    path = tmp_path / "sluice.yaml"
+    path.write_text(run_sluice("serve", "--print-config", "--set", "server.max_n=9").stdout)
+    again = run_sluice("serve", "--print-config", "--config", path)
+    assert again.returncode == 0
+    assert again.stdout == path.read_text()
+
+
+def test_dry_run_loads_nothing_and_says_what_would_be():
+    done = run_sluice("serve", SMOLLM2, "--dry-run", "--ctx", "1024")
+    assert done.returncode == 0
+    assert "1024 of 8192 tokens" in done.stdout
+
+
+def test_run_is_greedy_and_repeats_itself():
+    first = run_sluice("run", SMOLLM2, "-p", "The capital of France is", "-n", "8")
+    again = run_sluice("run", SMOLLM2, "-p", "-", "-n", "8", input="The capital of France is")
+    assert first.returncode == 0 == again.returncode
+    assert first.stdout.strip() and first.stdout == again.stdout
+    assert "tok/s" in first.stderr
+
+
+def test_chat_keeps_the_conversation_until_reset():
+    done = run_sluice("chat", SMOLLM2, "-n", "12", input="Hello\n/reset\nHello\n")
+    assert done.returncode == 0
+    first, second = done.stdout.split("\n")[:2]
+    assert first and first == second
+
+
+def test_chat_without_a_template_says_so():
+    done = run_sluice("chat", GEMMA, input="hi\n")
+    assert done.returncode == 1
+    assert "--chat-template" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_inspect_knows_the_model():
+    model = json.loads(run_sluice("inspect", SMOLLM2, "--json").stdout)
+    assert model["numbers"]["layers"] == 30 and model["numbers"]["kv_heads"] == 3
+    assert model["tokenizer"]["tokens"] == 49152
+    assert "<|im_start|>" in model["chat_template"]
+    assert sum(t["type"] == "Q4_1" for t in model["tensors"]) == 210
+    assert json.loads(run_sluice("inspect", GEMMA, "--json").stdout)["chat_template"] is None
+    assert "Q4_1" in run_sluice("inspect", SMOLLM2).stdout
+
+
+def test_bench_engine_has_the_promised_shape():
+    done = run_sluice("bench", "engine", SMOLLM2, "--prompt-tokens", "8", "--generate-tokens", "2", "--batch", "1,2", "--depth", "0,16",
+                      "--repeat", "1", "--json")
+    result = json.loads(done.stdout)
+    assert set(result) >= {"machine", "model", "results"}
+    assert [(r["batch"], r["depth"]) for r in result["results"]] == [(1, 0), (2, 0), (1, 16), (2, 16)]
+    for row in result["results"]:
+        assert row["prompt_tokens"] == 8 and row["generate_tokens"] == 2 and row["samples"]
+        assert all(row[k] > 0 for k in ("prefill_tok_s", "decode_tok_s", "prefill_ms", "step_ms", "bandwidth_share", "compute_share"))
+
+
+def test_bench_engine_runs_a_made_up_model():
+    done = run_sluice("bench", "engine", "--dummy", "smollm2-135m:int8", "--prompt-tokens", "4", "--generate-tokens", "1", "--repeat", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["results"][0]["decode_tok_s"] > 0
+
+
+@pytest.mark.parametrize("mode", [("--concurrency", "3"), ("--rate", "50")])
+def test_bench_serve_has_the_promised_shape(smollm2, mode):
+    done = run_sluice("bench", "serve", "--url", smollm2.url, *mode, "--requests", "6", "--input-tokens", "12", "--output-tokens", "5",
+                      "--shared-prefix", "4", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["completed"] == 6 and result["failed"] == 0 and result["output_tokens"] == 30
+    for spread in ("ttft_ms", "itl_ms", "e2e_ms"):
+        assert set(result[spread]) == {"p50", "p95", "p99", "mean"}
+        assert 0 <= result[spread]["p50"] <= result[spread]["p99"]
+    assert result["qps"] > 0 and result["output_tok_s"] > 0
+
+
+def test_bench_serve_without_a_server_fails_in_one_line():
+    done = run_sluice("bench", "serve", "--url", "http://127.0.0.1:9", "--concurrency", "1")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_port_in_use_is_named(smollm2):
+    done = run_sluice("serve", SMOLLM2, "--port", smollm2.port)
+    assert done.returncode == 1
+    assert str(smollm2.port) in done.stderr
+
+
+def test_api_key_from_the_environment(monkeypatch, start):
+    monkeypatch.setenv("SLUICE_API_KEY", "secret")
+    server = start(SMOLLM2)
+    assert server.get("/v1/models")[0] == 401
+    assert server.get("/v1/models", {"Authorization": "Bearer secret"})[0] == 200
+    assert server.get("/health")[0] == 200
