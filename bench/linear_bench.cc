@@ -94,6 +94,7 @@ constexpr int kPeakSteps = 100'000;
 __attribute__((target("avx2"))) double peak_avx2() {
   __m256i a[8] = {}, w = _mm256_set1_epi8(1);
   for (int i = 0; i < kPeakSteps; ++i) {
+#pragma GCC unroll 8
     for (__m256i& v : a) {
       asm("vpmaddubsw %1, %1, %%ymm15\n\tvpaddw %%ymm15, %0, %0" : "+x"(v) : "x"(w) : "xmm15");
     }
@@ -105,19 +106,23 @@ __attribute__((target("avx2"))) double peak_avx2() {
 __attribute__((target("avx512f,avx512vnni"))) double peak_vnni() {
   __m512i a[12] = {}, w = _mm512_set1_epi32(0x01010101);
   for (int i = 0; i < kPeakSteps; ++i) {
+#pragma GCC unroll 12
     for (__m512i& v : a) asm("vpdpbusd %1, %1, %0" : "+v"(v) : "v"(w));
   }
   for (__m512i& v : a) asm volatile("" ::"v"(v));
   return 12. * kPeakSteps * 128;
 }
 
+// static: gcc sees ldtilecfg read only its first bytes and would drop the other stores to a local one.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t columns[16] = {64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16};
+};
+const TileConfig kTileConfig;
+
 __attribute__((target("amx-tile,amx-int8"))) double peak_amx() {
-  struct alignas(64) {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t columns[16] = {64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16};
-  } config;
-  _tile_loadconfig(&config);
+  _tile_loadconfig(&kTileConfig);
   _tile_zero(4);
   _tile_zero(5);
   for (int i = 0; i < kPeakSteps; ++i) {

@@ -38,6 +38,7 @@ struct Rows {
   const float* scale[kMaxRows];
   const int32_t* unbias[kMaxRows];  // per weight group
   const float* fsum[kMaxRows];
+  int64_t step;  // from group to group of the three
 };
 
 // A tile as the kernels walk it, block by block. Scales lie in the block, or widened to f32 beside it when many
@@ -152,13 +153,13 @@ template <typename Q, int kGroup, int kRows>
     __m256i d0 = dots[m][0], d1 = dots[m][1];
     if constexpr (Q::kBias != 0) {
       if (t.biased) {
-        const __m256i of_128 = _mm256_set1_epi32(rows.unbias[m][g]);
+        const __m256i of_128 = _mm256_set1_epi32(rows.unbias[m][g * rows.step]);
         const __m256i unbias = _mm256_srai_epi32(of_128, Q::kBias == 16 ? 3 : 2);
         d0 = _mm256_add_epi32(d0, unbias);
         d1 = _mm256_add_epi32(d1, unbias);
       }
     }
-    const __m256 x_scale = _mm256_broadcast_ss(rows.scale[m] + (kGroup == 16 ? g / 2 : g));
+    const __m256 x_scale = _mm256_broadcast_ss(rows.scale[m] + (kGroup == 16 ? g / 2 : g) * rows.step);
     sums[m][0] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(d0), s0), x_scale, sums[m][0]);
     sums[m][1] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(d1), s1), x_scale, sums[m][1]);
   }
@@ -168,7 +169,7 @@ template <typename Q, int kGroup, int kRows>
                  min1 = load_scales(mins, i * 16 + 8, t.scales_f32);
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m) {
-      const __m256 x_sum = _mm256_broadcast_ss(rows.fsum[m] + g);
+      const __m256 x_sum = _mm256_broadcast_ss(rows.fsum[m] + g * rows.step);
       sums[m][0] = _mm256_fmadd_ps(min0, x_sum, sums[m][0]);
       sums[m][1] = _mm256_fmadd_ps(min1, x_sum, sums[m][1]);
     }
@@ -226,6 +227,7 @@ struct Out {
 template <typename Q, int kGroup, int kRows>
 void integer_block(const Tile& tile, const Job& job, int64_t m, const Out& out) {
   Rows rows;
+  rows.step = job.xq.panel;
   for (int i = 0; i < kRows; ++i) {
     const QuantRow r = quant_row(job.xq, m + i);
     rows.q[i] = r.q;
@@ -272,15 +274,15 @@ void integer_tiles(const Job& job, int64_t tile_begin, int64_t tile_end) {
               h.block_bytes,      h.scales_f32,  true, h.bias != 0};
     const Out out{job.out + t * kTileRows, job.out_stride, job.bias ? job.bias + t * kTileRows : nullptr,
                   tile_rows(h, t)};
-    int64_t m = 0;
-    for (; m + 4 <= job.m; m += 4) {
+    int64_t m = job.m_begin;
+    for (; m + 4 <= job.m_end; m += 4) {
       integer_block<Q, kGroup, 4>(tile, job, m, out);
-      if (m == 0 && job.m > 8 && !h.scales_f32 && h.blocks <= WideScales::kMaxBlocks) {
+      if (m == job.m_begin && job.m_end - m > 8 && !h.scales_f32 && h.blocks <= WideScales::kMaxBlocks) {
         widen_scales<kGroup>(h, wide, tile);
       }
       tile.prefetch = false;
     }
-    switch (job.m - m) {
+    switch (job.m_end - m) {
       case 3:
         integer_block<Q, kGroup, 3>(tile, job, m, out);
         break;
@@ -345,9 +347,9 @@ void float_tiles(const Job& job, int64_t tile_begin, int64_t tile_end) {
     const auto* w = reinterpret_cast<const typename E::Element*>(job.tiles + t * h.tile_bytes);
     const Out out{job.out + t * kTileRows, job.out_stride, job.bias ? job.bias + t * kTileRows : nullptr,
                   tile_rows(h, t)};
-    int64_t m = 0;
-    for (; m + 4 <= job.m; m += 4) float_block<E, 4>(w, job, m, out);
-    switch (job.m - m) {
+    int64_t m = job.m_begin;
+    for (; m + 4 <= job.m_end; m += 4) float_block<E, 4>(w, job, m, out);
+    switch (job.m_end - m) {
       case 3:
         float_block<E, 3>(w, job, m, out);
         break;
@@ -411,13 +413,14 @@ void float_tiles(const Job& job, int64_t tile_begin, int64_t tile_end) {
   __m256i s = _mm256_add_epi32(fours, _mm256_shuffle_epi32(fours, 0x4e));
   s = _mm256_add_epi32(s, _mm256_shuffle_epi32(s, 0xb1));
   const int32_t first = _mm256_extract_epi32(s, 0), second = _mm256_extract_epi32(s, 4);
-  row.scale[g] = scale;
-  row.unbias32[g] = -128 * (first + second);
-  row.fsum32[g] = float(first + second) * scale;
-  row.unbias16[2 * g] = -128 * first;
-  row.unbias16[2 * g + 1] = -128 * second;
-  row.fsum16[2 * g] = float(first) * scale;
-  row.fsum16[2 * g + 1] = float(second) * scale;
+  const int64_t step = row.step;
+  row.scale[g * step] = scale;
+  row.unbias32[g * step] = -128 * (first + second);
+  row.fsum32[g * step] = float(first + second) * scale;
+  row.unbias16[2 * g * step] = -128 * first;
+  row.unbias16[(2 * g + 1) * step] = -128 * second;
+  row.fsum16[2 * g * step] = float(first) * scale;
+  row.fsum16[(2 * g + 1) * step] = float(second) * scale;
 }
 
 template <int kGroup>

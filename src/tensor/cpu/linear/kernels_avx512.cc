@@ -1,7 +1,7 @@
 // AVX-512 with VNNI. A 64-byte vector is 4 columns of 16 rows, which vpdpbusd multiplies with 4 broadcast bytes
-// of x. Weights are its unsigned operand (int8: q + 128, taken out by starting the sum at -128 * sum(x)), x the
-// signed one, whose broadcast from memory is free. A group's weights are unpacked into registers once for up to
-// 8 rows of x.
+// of x. Weights are its unsigned operand (int8: q + 128 by flipping the sign bit, taken out by starting the sum
+// at -128 * sum(x)), x the signed one, whose broadcast from memory is free. A group's weights are unpacked into
+// registers once for up to 8 rows of x.
 #include <immintrin.h>
 
 #include "tensor/cpu/linear/kernels.h"
@@ -60,8 +60,9 @@ template <bool kNibbles, int kGroup>
       w[j + kQuads / 2] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
     }
   } else {
+    const __m512i sign = _mm512_set1_epi8(-128);
 #pragma GCC unroll 8
-    for (int j = 0; j < kQuads; ++j) w[j] = _mm512_loadu_si512(quants + j * 64);
+    for (int j = 0; j < kQuads; ++j) w[j] = _mm512_xor_si512(_mm512_loadu_si512(quants + j * 64), sign);
   }
 }
 
@@ -71,6 +72,7 @@ void integer_block(const Job& job, const std::byte* tile, bool prefetch, int64_t
   constexpr int kBytes = kGroup * kTileRows / (kNibbles ? 2 : 1);
   const PackedHeader& h = *job.header;
   const bool f32 = h.scales_f32, has_min = h.has_min;
+  const int64_t step = job.xq.panel;
   Rows rows;
   __m512 sums[kRows];
   for (int m = 0; m < kRows; ++m) {
@@ -96,21 +98,21 @@ void integer_block(const Job& job, const std::byte* tile, bool prefetch, int64_t
       const __m512 scale = load_scales(block, i * kTileRows, f32);
 #pragma GCC unroll 8
       for (int m = 0; m < kRows; ++m) {
-        __m512i dot = kNibbles ? _mm512_setzero_si512() : _mm512_set1_epi32(rows.unbias[m][g]);
+        __m512i dot = kNibbles ? _mm512_setzero_si512() : _mm512_set1_epi32(rows.unbias[m][g * step]);
 #pragma GCC unroll 8
         for (int j = 0; j < kQuads; ++j) {
           int32_t four;
           __builtin_memcpy(&four, rows.q[m] + g * kGroup + j * 4, 4);
           dot = _mm512_dpbusd_epi32(dot, w[j], _mm512_set1_epi32(four));
         }
-        const __m512 x_scale = _mm512_set1_ps(rows.scale[m][kGroup == 16 ? g / 2 : g]);
+        const __m512 x_scale = _mm512_set1_ps(rows.scale[m][(kGroup == 16 ? g / 2 : g) * step]);
         sums[m] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot), scale), x_scale, sums[m]);
       }
       if (has_min) {
         const __m512 min = load_scales(block + h.min_offset, i * kTileRows, f32);
 #pragma GCC unroll 8
         for (int m = 0; m < kRows; ++m)
-          sums[m] = _mm512_fmadd_ps(min, _mm512_set1_ps(rows.fsum[m][g]), sums[m]);
+          sums[m] = _mm512_fmadd_ps(min, _mm512_set1_ps(rows.fsum[m][g * step]), sums[m]);
       }
     }
   }
@@ -193,9 +195,9 @@ void tiles_avx512_vnni(const Job& job, int64_t tile_begin, int64_t tile_end) {
     const std::byte* tile = job.tiles + t * h.tile_bytes;
     const Out out{job.out + t * kTileRows, job.out_stride, job.bias ? job.bias + t * kTileRows : nullptr,
                   tile_rows(h, t)};
-    for (int64_t m = 0; m < job.m; m += kMaxRows) {
-      const int64_t left = job.m - m;
-      blocks[(left < kMaxRows ? left : kMaxRows) - 1](job, tile, m == 0, m, out);
+    for (int64_t m = job.m_begin; m < job.m_end; m += kMaxRows) {
+      const int64_t left = job.m_end - m;
+      blocks[(left < kMaxRows ? left : kMaxRows) - 1](job, tile, m == job.m_begin, m, out);
     }
   }
 }

@@ -38,8 +38,9 @@ float integer_dot(const Job& job, const std::byte* tile, int r, const QuantRow& 
     const int8_t* xq = x.q + g * h.group;
     int32_t dot = 0;
     for (int k = 0; k < h.group; ++k) dot += quant_at(h, quants, r, k) * xq[k];
-    sum += float(dot) * scale_at(h, block, i * kTileRows + r) * x.scale[g16 ? g / 2 : g];
-    if (h.has_min) sum += scale_at(h, block + h.min_offset, i * kTileRows + r) * (g16 ? x.fsum16 : x.fsum32)[g];
+    sum += float(dot) * scale_at(h, block, i * kTileRows + r) * x.scale[(g16 ? g / 2 : g) * x.step];
+    if (h.has_min)
+      sum += scale_at(h, block + h.min_offset, i * kTileRows + r) * (g16 ? x.fsum16 : x.fsum32)[g * x.step];
   }
   return sum;
 }
@@ -93,12 +94,12 @@ void quantize_scalar(const float* x, int64_t stride, int64_t cols, const QuantRo
         row.q[g * kXGroup + k] = q;
         sums[k / 16] += q;
       }
-      row.scale[g] = scale;
-      row.unbias32[g] = -128 * (sums[0] + sums[1]);
-      row.fsum32[g] = float(sums[0] + sums[1]) * scale;
+      row.scale[g * row.step] = scale;
+      row.unbias32[g * row.step] = -128 * (sums[0] + sums[1]);
+      row.fsum32[g * row.step] = float(sums[0] + sums[1]) * scale;
       for (int i = 0; i < 2; ++i) {
-        row.unbias16[2 * g + i] = -128 * sums[i];
-        row.fsum16[2 * g + i] = float(sums[i]) * scale;
+        row.unbias16[(2 * g + i) * row.step] = -128 * sums[i];
+        row.fsum16[(2 * g + i) * row.step] = float(sums[i]) * scale;
       }
     }
   }
@@ -108,7 +109,7 @@ void tiles_scalar(const Job& job, int64_t tile_begin, int64_t tile_end) {
   const PackedHeader& h = *job.header;
   for (int64_t t = tile_begin; t < tile_end; ++t) {
     const std::byte* tile = job.tiles + t * h.tile_bytes;
-    for (int64_t m = 0; m < job.m; ++m) {
+    for (int64_t m = job.m_begin; m < job.m_end; ++m) {
       for (int r = 0; r < tile_rows(h, t); ++r) {
         const int64_t n = t * kTileRows + r;
         const float sum = h.group == 0 ? float_dot(job, tile, r, job.x + m * job.x_stride)

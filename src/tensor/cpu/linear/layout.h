@@ -43,17 +43,21 @@ struct PackedHeader {
 inline constexpr size_t kHeaderBytes = 128;
 static_assert(sizeof(PackedHeader) <= kHeaderBytes);
 
-// Rows of x quantized to int8: per 32 columns a scale, and the sums that mins and biases need per 32 and per 16
-// columns. One row is [q: 32G bytes][scale: G f32][sum32: G i32][fsum32: G f32][sum16: 2G i32][fsum16: 2G f32].
+// Rows of x quantized to int8, in panels of P rows (16, an AMX A tile; 1 for a single row). G = groups of 32
+// columns. Per group of 32 a scale, and per 32 and per 16 columns the sums that biases and mins need: `unbias`
+// is -128 * sum(q), which takes a bias of 128 out of a dot product, and `fsum` is scale * sum(q). A panel is q
+// [P][32G] | scale [G][P] f32 | unbias32 [G][P] i32 | fsum32 [G][P] f32 | unbias16 [2G][P] i32 | fsum16 [2G][P]
+// f32.
 struct QuantRows {
   std::byte* base;
-  int64_t row_bytes;
-  int64_t groups;  // G, of 32 columns, even
+  int64_t groups;  // G, even
+  int64_t panel;   // P
 };
 
-constexpr int64_t x_groups(int64_t cols) { return (cols + kBlock - 1) / kBlock * (kBlock / kXGroup); }
+inline constexpr int kPanelRows = 16;
 
-constexpr int64_t quant_row_bytes(int64_t cols) { return (x_groups(cols) * (kXGroup + 7 * 4) + 63) / 64 * 64; }
+constexpr int64_t x_groups(int64_t cols) { return (cols + kBlock - 1) / kBlock * (kBlock / kXGroup); }
+constexpr int64_t quant_row_bytes(int64_t groups) { return (groups * (kXGroup + 7 * 4) + 63) / 64 * 64; }
 
 // Everything a kernel needs for one part.
 struct Job {
@@ -62,7 +66,8 @@ struct Job {
   QuantRows xq;    // integer parts
   const float* x;  // float parts
   int64_t x_stride;
-  int64_t m;   // rows of x
+  int64_t m_begin;  // rows of x: [m_begin, m_end), m_begin a multiple of 16
+  int64_t m_end;
   float* out;  // [m, header->rows]
   int64_t out_stride;
   const float* bias;  // [header->rows] or null
@@ -70,6 +75,7 @@ struct Job {
 
 namespace {
 
+// One row of them; what belongs to group g lies at [g * step].
 struct QuantRow {
   int8_t* q;
   float* scale;
@@ -77,14 +83,16 @@ struct QuantRow {
   float* fsum32;
   int32_t* unbias16;
   float* fsum16;
+  int64_t step;
 };
 
 [[maybe_unused]] __attribute__((always_inline)) inline QuantRow quant_row(const QuantRows& x, int64_t row) {
-  std::byte* p = x.base + row * x.row_bytes;
-  const int64_t g = x.groups;
-  auto* f = reinterpret_cast<float*>(p + g * kXGroup);
-  auto* i = reinterpret_cast<int32_t*>(p + g * kXGroup);
-  return {reinterpret_cast<int8_t*>(p), f, i + g, f + 2 * g, i + 3 * g, f + 5 * g};
+  const int64_t in_panel = row % x.panel, g = x.groups * x.panel;
+  std::byte* p = x.base + row / x.panel * (x.panel * quant_row_bytes(x.groups));
+  auto* f = reinterpret_cast<float*>(p + g * kXGroup) + in_panel;
+  auto* i = reinterpret_cast<int32_t*>(p + g * kXGroup) + in_panel;
+  auto* q = reinterpret_cast<int8_t*>(p) + in_panel * x.groups * kXGroup;
+  return {q, f, i + g, f + 2 * g, i + 3 * g, f + 5 * g, x.panel};
 }
 
 // Valid rows of a tile.

@@ -21,9 +21,15 @@ constexpr Kernels kKernels[] = {
     /* amx         */ {quantize_avx2, tiles_avx512_vnni},
 };
 
-// Up to here every member quantizes all rows for itself, on its own stack: cheaper than a barrier.
-constexpr int64_t kOwnQuantRows = 1;
+// A single row is quantized by every member for itself, on its own stack: cheaper than a barrier.
 constexpr size_t kOwnQuantBytes = 32 << 10;
+
+// Rows of x are taken in chunks whose quantized form stays in the second-level cache while all tiles pass by.
+constexpr int64_t kChunkBytes = 384 << 10;
+
+struct Range {
+  int64_t begin, end;
+};
 
 const PackedHeader& header_of(const Weight::Part& part) {
   const auto& h = *part.data.as<const PackedHeader>();
@@ -31,8 +37,9 @@ const PackedHeader& header_of(const Weight::Part& part) {
   return h;
 }
 
-// Tiles [begin, end) of the weight, counted through its parts.
-void run_tiles(const LinearArgs& a, const Kernels& kernels, const QuantRows& xq, int64_t begin, int64_t end) {
+// Tiles [begin, end) of the weight, counted through its parts, times a chunk of rows of x.
+void run_tiles(const LinearArgs& a, const Kernels& kernels, const QuantRows& xq, Range rows, int64_t begin,
+               int64_t end) {
   int64_t first = 0;
   for (const Weight::Part& part : a.w.parts) {
     const PackedHeader& h = header_of(part);
@@ -45,7 +52,8 @@ void run_tiles(const LinearArgs& a, const Kernels& kernels, const QuantRows& xq,
     job.xq = xq;
     job.x = a.x.row<const float>(0);
     job.x_stride = a.x.stride;
-    job.m = a.x.rows;
+    job.m_begin = rows.begin;
+    job.m_end = rows.end;
     job.out = a.out.row<float>(0) + part.row_begin;
     job.out_stride = a.out.stride;
     job.bias = a.bias ? a.bias + part.row_begin : nullptr;
@@ -56,7 +64,8 @@ void run_tiles(const LinearArgs& a, const Kernels& kernels, const QuantRows& xq,
 }  // namespace
 
 size_t linear_scratch_bytes(Isa, int64_t max_rows, int64_t max_columns) {
-  return size_t(max_rows * quant_row_bytes(max_columns)) + 64;
+  const int64_t panels = (max_rows + kPanelRows - 1) / kPanelRows;
+  return size_t(panels * kPanelRows * quant_row_bytes(x_groups(max_columns))) + 64;
 }
 
 void linear(Team& team, Isa isa, const LinearArgs& a, std::byte* scratch) {
@@ -71,23 +80,26 @@ void linear(Team& team, Isa isa, const LinearArgs& a, std::byte* scratch) {
     tiles += header_of(part).tiles;
     integers |= !part.format.is_float();
   }
-  const int64_t row_bytes = quant_row_bytes(a.w.cols);
-  const int64_t groups = x_groups(a.w.cols);
+  const int64_t groups = x_groups(a.w.cols), row_bytes = quant_row_bytes(groups);
   const auto aligned = (reinterpret_cast<uintptr_t>(scratch) + 63) / 64 * 64;
-  const QuantRows shared{reinterpret_cast<std::byte*>(aligned), row_bytes, groups};
-  const bool own = m <= kOwnQuantRows && size_t(m * row_bytes) <= kOwnQuantBytes;
+  const QuantRows shared{reinterpret_cast<std::byte*>(aligned), groups, kPanelRows};
+  const bool own = m == 1 && size_t(row_bytes) <= kOwnQuantBytes;
+  const int64_t chunk = std::max<int64_t>(kChunkBytes / row_bytes / kPanelRows, 2) * kPanelRows;
 
   team.run([&](int member, int size) {
     alignas(64) std::byte stack[kOwnQuantBytes];
-    const QuantRows own_rows{stack, row_bytes, groups};
+    const QuantRows rows = own ? QuantRows{stack, groups, 1} : shared;
     const float* x = a.x.row<const float>(0);
     if (integers && own) {
-      kernels.quantize(x, a.x.stride, a.x.cols, own_rows, 0, m);
+      kernels.quantize(x, a.x.stride, a.x.cols, rows, 0, m);
     } else if (integers) {
-      kernels.quantize(x, a.x.stride, a.x.cols, shared, m * member / size, m * (member + 1) / size);
+      kernels.quantize(x, a.x.stride, a.x.cols, rows, m * member / size, m * (member + 1) / size);
       team.barrier();
     }
-    run_tiles(a, kernels, own ? own_rows : shared, tiles * member / size, tiles * (member + 1) / size);
+    for (int64_t begin = 0; begin < m; begin += chunk) {
+      run_tiles(a, kernels, rows, {begin, std::min(begin + chunk, m)}, tiles * member / size,
+                tiles * (member + 1) / size);
+    }
   });
 }
 

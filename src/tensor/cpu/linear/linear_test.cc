@@ -196,14 +196,14 @@ Weight pack_one(HostMemory& memory, Team& team, Isa isa, const RowSource& rows) 
 
 // x after quantization, as the values it stands for.
 std::vector<double> quantized(const float* x, int64_t m, int64_t cols) {
-  std::vector<std::byte> bytes(size_t(m * quant_row_bytes(cols)) + 64);
+  std::vector<std::byte> bytes(linear_scratch_bytes(Isa::scalar, m, cols));
   const auto aligned = (reinterpret_cast<uintptr_t>(bytes.data()) + 63) / 64 * 64;
-  const QuantRows rows{reinterpret_cast<std::byte*>(aligned), quant_row_bytes(cols), x_groups(cols)};
+  const QuantRows rows{reinterpret_cast<std::byte*>(aligned), x_groups(cols), kPanelRows};
   quantize_scalar(x, cols, cols, rows, 0, m);
   std::vector<double> values;
   for (int64_t i = 0; i < m; ++i) {
     const QuantRow row = quant_row(rows, i);
-    for (int64_t k = 0; k < cols; ++k) values.push_back(double(row.q[k]) * row.scale[k / 32]);
+    for (int64_t k = 0; k < cols; ++k) values.push_back(double(row.q[k]) * row.scale[k / 32 * row.step]);
   }
   return values;
 }
@@ -398,21 +398,28 @@ TEST(Linear, EveryIsaQuantizesAlike) {
   x[3] = 1e-38f;
   x[kK + 3] = std::numeric_limits<float>::infinity();
   for (int64_t k = 0; k < kK; ++k) x[size_t(2 * kK + k)] = float(k % 7) * 1e-37f;
-  const auto bytes = quant_row_bytes(kK);
-  std::vector<std::byte> a(size_t(kM * bytes)), b(size_t(kM * bytes));
-  quantize_scalar(x.data(), kK, kK, {a.data(), bytes, 4}, 0, kM);
-  quantize_avx2(x.data(), kK, kK, {b.data(), bytes, 4}, 0, kM);
-  for (int64_t m = 0; m < kM; ++m) {
-    const QuantRow ra = quant_row({a.data(), bytes, 4}, m), rb = quant_row({b.data(), bytes, 4}, m);
-    for (int64_t k = 0; k < 128; ++k) ASSERT_EQ(ra.q[k], rb.q[k]) << m << "," << k;
-    EXPECT_EQ(0, std::memcmp(ra.unbias32, rb.unbias32, 4 * 4));
-    EXPECT_EQ(0, std::memcmp(ra.unbias16, rb.unbias16, 8 * 4));
-    for (int g = 0; g < 4; ++g) {
-      if (!std::isnan(ra.scale[g])) {
-        ASSERT_EQ(ra.scale[g], rb.scale[g]);
-        ASSERT_EQ(ra.fsum32[g], rb.fsum32[g]);
-      } else {
-        ASSERT_TRUE(std::isnan(rb.scale[g]));
+  const int64_t groups = x_groups(kK);
+  const auto bytes = size_t(kPanelRows * quant_row_bytes(groups));
+  for (int64_t panel : {1, 16}) {
+    std::vector<std::byte> a(bytes), b(bytes);
+    const QuantRows qa{a.data(), groups, panel}, qb{b.data(), groups, panel};
+    quantize_scalar(x.data(), kK, kK, qa, 0, kM);
+    quantize_avx2(x.data(), kK, kK, qb, 0, kM);
+    for (int64_t m = 0; m < kM; ++m) {
+      const QuantRow ra = quant_row(qa, m), rb = quant_row(qb, m);
+      for (int64_t k = 0; k < 128; ++k) ASSERT_EQ(ra.q[k], rb.q[k]) << m << "," << k;
+      for (int64_t g = 0; g < groups; ++g) {
+        const int64_t i = g * panel;
+        EXPECT_EQ(ra.unbias32[i], rb.unbias32[i]);
+        EXPECT_EQ(ra.unbias16[2 * i], rb.unbias16[2 * i]);
+        EXPECT_EQ(ra.unbias16[2 * i + panel], rb.unbias16[2 * i + panel]);
+        if (std::isnan(ra.scale[i])) {
+          EXPECT_TRUE(std::isnan(rb.scale[i]));
+          continue;
+        }
+        EXPECT_EQ(ra.scale[i], rb.scale[i]);
+        EXPECT_EQ(ra.fsum32[i], rb.fsum32[i]);
+        EXPECT_EQ(ra.fsum16[2 * i + panel], rb.fsum16[2 * i + panel]);
       }
     }
   }

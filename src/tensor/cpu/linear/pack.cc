@@ -166,14 +166,13 @@ Seen pack_tiles(Team& team, const PackedHeader& h, const Backend::PackSource& so
 // fit before they are widened; else they stay signed (bias 0, max_quant 255).
 void choose_bias(Isa isa, const Seen& seen, PackedHeader& h) {
   const int low = seen.min_quant, high = seen.max_quant;
-  if (isa == Isa::avx512_vnni || isa == Isa::amx) {
-    h.bias = 128;
-  } else if (isa == Isa::avx2 && low >= 0 && high <= 63) {
+  if (isa != Isa::avx2) return;
+  if (low >= 0 && high <= 63) {
     h.max_quant = high <= 31 ? 31 : 63;
-  } else if (isa == Isa::avx2 && low >= -16 && high <= 15) {
+  } else if (low >= -16 && high <= 15) {
     h.bias = 16;
     h.max_quant = 31;
-  } else if (isa == Isa::avx2 && low >= -32 && high <= 31) {
+  } else if (low >= -32 && high <= 31) {
     h.bias = 32;
     h.max_quant = 63;
   }
