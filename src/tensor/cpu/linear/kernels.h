@@ -24,4 +24,6 @@ void tiles_avx2(const Job& job, int64_t tile_begin, int64_t tile_end);
 
 void tiles_avx512_vnni(const Job& job, int64_t tile_begin, int64_t tile_end);
 
+void tiles_amx(const Job& job, int64_t tile_begin, int64_t tile_end);
+
 }  // namespace sluice::cpu

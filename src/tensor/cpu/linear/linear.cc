@@ -18,7 +18,7 @@ constexpr Kernels kKernels[] = {
     /* scalar      */ {quantize_scalar, tiles_scalar},
     /* avx2        */ {quantize_avx2, tiles_avx2},
     /* avx512_vnni */ {quantize_avx2, tiles_avx512_vnni},
-    /* amx         */ {quantize_avx2, tiles_avx512_vnni},
+    /* amx         */ {quantize_avx2, tiles_amx},
 };
 
 // A single row is quantized by every member for itself, on its own stack: cheaper than a barrier.

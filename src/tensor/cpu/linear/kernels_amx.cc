@@ -1,0 +1,213 @@
+// AMX-INT8 for many rows of x; few rows go to the AVX-512 kernels, whose results are equal bit for bit: integer
+// dot products are exact, and the float operations per group are the same in the same order.
+//
+// One step is 16 rows of x (tile A: 16 x group bytes), 16 rows of w (tile B: group / 4 x 64 bytes, the order in
+// which int8 weights are packed) and one group of columns. Scales differ from group to group, so each group's
+// 16 x 16 sums leave the tile for the vector units: that, 4 vector operations per 16 sums, is what bounds this
+// kernel, and the tile unit runs one group ahead beside it. Keeping the float sums in the 16 upper registers
+// beat 32 x 32 blocks whose sums live in L1.
+#include <immintrin.h>
+
+#include "tensor/cpu/linear/kernels.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(                                                                                 \
+    __attribute__((target("amx-tile,amx-int8,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c"))), \
+    apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("amx-tile,amx-int8,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
+#endif
+
+namespace sluice::cpu {
+namespace {
+
+// A panel with fewer rows than this is quicker on the AVX-512 kernels.
+constexpr int64_t kMinRows = 6;
+constexpr int64_t kMaxColumns = 4096;  // int4 weights of a tile are unpacked on the stack
+constexpr int kPrefetchBytes = 2048;
+
+// Tiles: 0, 1 sums (group g in g & 1); 2, 3 x; 4, 5 w. Constant data and not a local: gcc believes that
+// ldtilecfg reads a few bytes only and drops the stores to the others.
+template <int kGroup>
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, kGroup, kGroup, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, kGroup / 4, kGroup / 4};
+};
+template <int kGroup>
+constexpr TileConfig<kGroup> kTileConfig;
+
+[[gnu::always_inline]] inline __m512 load_scales(const std::byte* p, int64_t i, bool f32) {
+  if (f32) return _mm512_loadu_ps(reinterpret_cast<const float*>(p) + i);
+  return _mm512_cvtph_ps(
+      _mm256_loadu_si256(reinterpret_cast<const __m256i*>(reinterpret_cast<const uint16_t*>(p) + i)));
+}
+
+// The quants of a tile as [columns / 4][16 rows][4] signed bytes.
+struct Quants {
+  const std::byte* data;
+  int64_t block_stride;
+};
+
+template <int kGroup>
+Quants unpack_nibbles(const PackedHeader& h, const std::byte* tile, std::byte* to) {
+  constexpr int kHalf = kGroup / 8;  // vectors in a group's first half
+  const __m512i low = _mm512_set1_epi8(15);
+  for (int64_t b = 0; b < h.blocks; ++b) {
+    const std::byte* from = tile + b * h.block_bytes + h.quant_offset;
+    for (int i = 0; i < kBlock / kGroup; ++i) {
+      for (int j = 0; j < kHalf; ++j) {
+        const __m512i both = _mm512_loadu_si512(from + (i * kHalf + j) * 64);
+        std::byte* out = to + b * kBlock * kTileRows + (i * 2 * kHalf + j) * 64;
+        _mm512_store_si512(out, _mm512_and_si512(both, low));
+        _mm512_store_si512(out + kHalf * 64, _mm512_and_si512(_mm512_srli_epi16(both, 4), low));
+      }
+    }
+  }
+  return {to, kBlock * kTileRows};
+}
+
+struct Panel {
+  const int8_t* q;
+  int64_t q_stride;
+  const float* scale;  // [g][16]
+  const float* fsum;   // [g][16], per weight group
+};
+
+// Starts the tile unit on group `kSlot` (mod 2) of the panel.
+template <int kSlot>
+[[gnu::always_inline]] inline void multiply(const int8_t* x, int64_t x_stride, const std::byte* w) {
+  if constexpr (kSlot == 0) {
+    _tile_zero(0);
+    _tile_loadd(2, x, x_stride);
+    _tile_loadd(4, w, 64);
+    _tile_dpbssd(0, 2, 4);
+  } else {
+    _tile_zero(1);
+    _tile_loadd(3, x, x_stride);
+    _tile_loadd(5, w, 64);
+    _tile_dpbssd(1, 3, 5);
+  }
+}
+
+[[gnu::always_inline]] inline void add_group(const int32_t* dots, __m512 scale, const float* x_scale,
+                                             __m512 sums[kPanelRows]) {
+#pragma GCC unroll 16
+  for (int m = 0; m < kPanelRows; ++m) {
+    const __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(dots + m * 16));
+    sums[m] = _mm512_fmadd_ps(_mm512_mul_ps(dot, scale), _mm512_set1_ps(x_scale[m]), sums[m]);
+  }
+}
+
+[[gnu::always_inline]] inline void add_mins(__m512 min, const float* x_sum, __m512 sums[kPanelRows]) {
+#pragma GCC unroll 16
+  for (int m = 0; m < kPanelRows; ++m) sums[m] = _mm512_fmadd_ps(min, _mm512_set1_ps(x_sum[m]), sums[m]);
+}
+
+template <int kGroup, bool kMins>
+void panel_block(const PackedHeader& h, const std::byte* tile, const Quants& w, const Panel& x,
+                 __m512 out[kPanelRows]) {
+  constexpr int kGroups = kBlock / kGroup, kBytes = kGroup * kTileRows;
+  alignas(64) int32_t dots[2][kPanelRows * kTileRows];
+  const bool f32 = h.scales_f32;
+  __m512 sums[kPanelRows];
+#pragma GCC unroll 16
+  for (int m = 0; m < kPanelRows; ++m) sums[m] = _mm512_setzero_ps();
+
+  multiply<0>(x.q, x.q_stride, w.data);
+  for (int64_t b = 0; b < h.blocks; ++b) {
+    const std::byte* block = tile + b * h.block_bytes;
+    const std::byte* quants = w.data + b * w.block_stride;
+    const int8_t* xq = x.q + b * kBlock;
+    const float* scales = x.scale + b * (kBlock / kXGroup) * kPanelRows;
+    const float* fsums = x.fsum + b * kGroups * kPanelRows;
+#pragma GCC unroll 4
+    for (int i = 0; i < kGroups; ++i) {
+      // The next group, which may be the next block's first.
+      const bool last = i == kGroups - 1;
+      if (!last) {
+        if (i % 2 == 0)
+          multiply<1>(xq + (i + 1) * kGroup, x.q_stride, quants + (i + 1) * kBytes);
+        else
+          multiply<0>(xq + (i + 1) * kGroup, x.q_stride, quants + (i + 1) * kBytes);
+      } else if (b + 1 < h.blocks) {
+        multiply<0>(xq + kBlock, x.q_stride, quants + w.block_stride);
+      }
+      if (i % 2 == 0)
+        _tile_stored(0, dots[0], 64);
+      else
+        _tile_stored(1, dots[1], 64);
+      add_group(dots[i % 2], load_scales(block, i * kTileRows, f32), scales + i * kGroup / kXGroup * kPanelRows,
+                sums);
+      if constexpr (kMins) {
+        add_mins(load_scales(block + h.min_offset, i * kTileRows, f32), fsums + i * kPanelRows, sums);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int m = 0; m < kPanelRows; ++m) out[m] = sums[m];
+}
+
+// All whole panels of the job, [m_begin, m_end).
+template <int kGroup, bool kMins>
+void integer_tiles(const Job& job, int64_t m_end, int64_t tile_begin, int64_t tile_end) {
+  const PackedHeader& h = *job.header;
+  alignas(64) std::byte unpacked[kMaxColumns * kTileRows];
+  _tile_loadconfig(&kTileConfig<kGroup>);
+  for (int64_t t = tile_begin; t < tile_end; ++t) {
+    const std::byte* tile = job.tiles + t * h.tile_bytes;
+    const Quants w = h.element == WeightElement::int4 ? unpack_nibbles<kGroup>(h, tile, unpacked)
+                                                      : Quants{tile + h.quant_offset, h.block_bytes};
+    const auto mask = __mmask16((1u << tile_rows(h, t)) - 1);
+    const __m512 bias = job.bias ? _mm512_maskz_loadu_ps(mask, job.bias + t * kTileRows) : _mm512_setzero_ps();
+    for (int64_t m = job.m_begin; m < m_end; m += kPanelRows) {
+      const QuantRow row = quant_row(job.xq, m);
+      const Panel x{row.q, job.xq.groups * kXGroup, row.scale, kGroup == 16 ? row.fsum16 : row.fsum32};
+      __m512 sums[kPanelRows];
+      panel_block<kGroup, kMins>(h, tile, w, x, sums);
+      const int64_t rows = m_end - m < kPanelRows ? m_end - m : kPanelRows;
+      float* out = job.out + m * job.out_stride + t * kTileRows;
+      for (int64_t r = 0; r < rows; ++r) {
+        _mm512_mask_storeu_ps(out + r * job.out_stride, mask,
+                              job.bias ? _mm512_add_ps(sums[r], bias) : sums[r]);
+      }
+    }
+  }
+  _tile_release();
+}
+
+}  // namespace
+
+void tiles_amx(const Job& job, int64_t tile_begin, int64_t tile_end) {
+  const PackedHeader& h = *job.header;
+  const int64_t rest = (job.m_end - job.m_begin) % kPanelRows;
+  const int64_t m_end = rest >= kMinRows ? job.m_end : job.m_end - rest;
+  if (h.group == 0 || job.xq.panel != kPanelRows || m_end <= job.m_begin || h.blocks * kBlock > kMaxColumns) {
+    return tiles_avx512_vnni(job, tile_begin, tile_end);
+  }
+  if (h.group == 32) {
+    if (h.has_min)
+      integer_tiles<32, true>(job, m_end, tile_begin, tile_end);
+    else
+      integer_tiles<32, false>(job, m_end, tile_begin, tile_end);
+  } else {
+    if (h.has_min)
+      integer_tiles<16, true>(job, m_end, tile_begin, tile_end);
+    else
+      integer_tiles<16, false>(job, m_end, tile_begin, tile_end);
+  }
+  if (m_end < job.m_end) {
+    Job few = job;
+    few.m_begin = m_end;
+    tiles_avx512_vnni(few, tile_begin, tile_end);
+  }
+}
+
+}  // namespace sluice::cpu
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
