@@ -28,7 +28,8 @@ void StopMatcher::advance(Stop& stop, char byte) {
 }
 
 std::string StopMatcher::push(std::string_view text) {
-  if (stopped()) return {};
+  // Nothing new decides nothing: what is held stays held.
+  if (stopped() || text.empty()) return {};
   size_t longest = 0;
   for (const char byte : text) {
     held_ += byte;

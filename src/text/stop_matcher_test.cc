@@ -51,6 +51,14 @@ TEST(StopMatcher, ReleasesAFalseStart) {
   EXPECT_FALSE(m.stopped());
 }
 
+TEST(StopMatcher, AnEmptyChunkLetsNothingOut) {
+  StopMatcher m({"STOP"});
+  EXPECT_EQ(m.push("a ST"), "a ");
+  EXPECT_EQ(m.push(""), "");
+  EXPECT_EQ(m.push("OP"), "");
+  EXPECT_TRUE(m.stopped());
+}
+
 TEST(StopMatcher, OverlappingBeginnings) {
   StopMatcher m({"aab"});
   EXPECT_EQ(m.push("aaa"), "a");  // "aa" may still become the stop string
