@@ -178,8 +178,8 @@ TEST_P(RealModel, ContinuesAsTheReference) {
     ids.insert(ids.end(), next.begin(), next.begin() + kSteps - 1);
     const auto logits = run.step({{sequence++, ids, int(kSteps)}});
     for (size_t i = 0; i < kSteps; i++) {
-      if (double(c.at("margins").at(i)) > p.margin)
-        EXPECT_EQ(argmax(logits[i]), next[i]) << c.at("id") << " " << i;
+      const bool sure = double(c.at("margins").at(i)) > p.margin;
+      EXPECT_TRUE(!sure || argmax(logits[i]) == next[i]) << c.at("id") << " " << i;
       const auto& top = c.at("top10").at(i);
       for (size_t k = 0; k < 10; k++) {
         const double want = top.at(1).at(k);

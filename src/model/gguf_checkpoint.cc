@@ -99,6 +99,11 @@ class GgufCheckpoint final : public Checkpoint {
 
   Status check_tensors() {
     std::vector<std::string> known;
+    if (const size_t tokens = file_->array_size("tokenizer.ggml.tokens"); tokens > size_t(spec_.vocab)) {
+      return Error{ErrorCode::kCorrupt,
+                   fmt::format("{}: key 'tokenizer.ggml.tokens': {} tokens, but the embedding has {} rows",
+                               path(), tokens, spec_.vocab)};
+    }
     for (const Slot& slot : slots_of(spec_)) {
       const GgufTensor* t = file_->tensor(slot.name);
       if (!t) {
