@@ -42,7 +42,7 @@ class EngineTest : public testing::Test {
     engine_ = make_engine(std::move(info), scene.policy, layout, ModelCost{}, std::move(runner));
   }
   void TearDown() override {
-    if (runner_) runner_->let_go();
+    if (engine_) runner_->let_go();
   }
 
   static Request wish(int prompt, int max_tokens, uint64_t seed = 0) {

@@ -65,20 +65,13 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const Engi
   wish.block_bytes = model.backend.kv_block_bytes(geometry);
   wish.kv_bytes = config.kv_bytes;
   const DeviceInfo device = model.backend.info();
-  wish.free_bytes = device.memory_bytes - std::min(device.memory_bytes, model.weights.bytes());
+  wish.free_bytes = device.memory_bytes;  // free now, with the weights in
   wish.max_sequences = config.max_sequences;
   auto sized = size_kv(wish);
   if (!sized) return std::move(sized).error();
   const KvSize& kv = *sized;
   LOG(info, "keys and values: {}", kv.reason);
 
-  model.backend.reserve({.max_tokens = policy.step_tokens,
-                         .max_sequences = policy.max_running,
-                         .max_columns = std::max({spec.hidden, spec.heads * spec.head_dim, spec.ffn}),
-                         .max_heads = spec.heads,
-                         .head_dim = spec.head_dim,
-                         .max_context = kv.layout.max_length,
-                         .vocab = spec.vocab});
   const ModelCost cost = cost_of(spec, groups, model.weights, geometry);
   const BatchBuilder builder({policy.step_tokens, policy.max_running}, kv.layout, cost);
   const ModelRunnerShape shape{policy.step_tokens,
@@ -89,6 +82,21 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const Engi
                                builder.staging_elements() * sizeof(int32_t),
                                geometry};
   auto runner = std::make_unique<ModelRunner>(spec, groups, model.weights, model.backend, shape);
+  if (!runner->allocated()) {
+    return Error{
+        ErrorCode::kResourceExhausted,
+        fmt::format("not enough memory for {:.0f} MiB of keys and values and the activations of {} tokens: set "
+                    "kv_bytes or step_tokens lower",
+                    double(kv.blocks) * double(wish.block_bytes) / 1048576.0, policy.step_tokens),
+        "kv_bytes"};
+  }
+  model.backend.reserve({.max_tokens = policy.step_tokens,
+                         .max_sequences = policy.max_running,
+                         .max_columns = std::max({spec.hidden, spec.heads * spec.head_dim, spec.ffn}),
+                         .max_heads = spec.heads,
+                         .head_dim = spec.head_dim,
+                         .max_context = kv.layout.max_length,
+                         .vocab = spec.vocab});
 
   EngineInfo info;
   info.spec = spec;
@@ -100,6 +108,7 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const Engi
   info.activation_bytes = runner->activation_bytes();
   info.end_ids = model.end_ids;
   info.device = device;
+  if (model.on_warm_up) model.on_warm_up();
   return make_engine(std::move(info), policy, kv.layout, cost, std::move(runner));
 }
 

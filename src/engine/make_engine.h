@@ -1,6 +1,7 @@
 // Ways to make an Engine: of a model on a backend, or of anything that runs steps.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -17,7 +18,8 @@ struct EngineModel {
   const ModelSpec& spec;
   const Weights& weights;
   Backend& backend;
-  std::vector<int32_t> end_ids;  // end-of-generation ids
+  std::vector<int32_t> end_ids;        // end-of-generation ids
+  std::function<void()> on_warm_up{};  // called when all is allocated and the warm-up begins
 };
 
 // Allocates activations and the block pool, computes a warm-up prompt, starts the threads. Errors: not enough

@@ -27,6 +27,10 @@ class ModelRunner final : public StepRunner {
   ModelRunner(const ModelSpec& spec, const LayerGroups& groups, const Weights& weights, Backend& backend,
               const ModelRunnerShape& shape);
   void run(Step& step) override;
+  // False: the device had not enough memory.
+  bool allocated() const {
+    return decoder_.activation_bytes() > 0 && pool_.data() && staging_.data() && last_ids_.data();
+  }
   size_t activation_bytes() const { return decoder_.activation_bytes(); }
 
  private:

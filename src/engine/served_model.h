@@ -16,7 +16,7 @@ namespace sluice {
 struct LoadOptions {
   std::string path;                // .gguf or folder
   std::string chat_template_file;  // overrides the model's own; empty: none
-  std::string device = "auto";     // auto | cpu | cuda[:N]; this build: cpu
+  std::string device = "auto";     // auto | cpu | cuda[:N]; this build: cpu, and ref (float32, slow: the judge)
   CpuOptions cpu;
   EngineConfig engine;
 };

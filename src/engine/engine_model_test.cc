@@ -1,0 +1,227 @@
+// The engine on real arithmetic: the tiny checkpoints with their reference, and SmolLM2's quantized weights.
+#include <gtest/gtest.h>
+#include <simdjson.h>
+
+#include <deque>
+#include <fstream>
+#include <iterator>
+
+#include "engine/allocation_counter.h"
+#include "engine/make_engine.h"
+#include "engine/test_client.h"
+#include "model/checkpoint.h"
+
+namespace sluice {
+namespace {
+
+std::string tiny(const std::string& name) {
+  return std::string(SLUICE_SOURCE_DIR) + "/../shared/cases/tiny/" + name;
+}
+std::string smol() { return std::string(SLUICE_SOURCE_DIR) + "/models/SmolLM2-135M-Instruct.Q4_1.gguf"; }
+
+// Weights on a backend, and engines over them.
+struct Loaded {
+  std::unique_ptr<Backend> backend;
+  ModelSpec spec;
+  Weights weights;
+  std::unique_ptr<Engine> engine;
+
+  Loaded(const std::string& path, bool reference) {
+    if (reference) {
+      backend = make_ref_backend();
+    } else {
+      auto made = make_cpu_backend({.threads = 2, .instruction_set = ""});
+      CHECK(made.ok());
+      backend = std::move(*made);
+    }
+    auto checkpoint = open_checkpoint(path);
+    CHECK(checkpoint.ok(), checkpoint.ok() ? "" : checkpoint.error().message.c_str());
+    spec = (*checkpoint)->spec();
+    auto loaded = load_weights(**checkpoint, spec, *backend, [](size_t, size_t) {});
+    CHECK(loaded.ok(), loaded.ok() ? "" : loaded.error().message.c_str());
+    weights = std::move(*loaded);
+  }
+  void start(const EngineConfig& config) {
+    engine.reset();
+    auto made = make_engine({spec, weights, *backend, {}}, config);
+    CHECK(made.ok(), made.ok() ? "" : made.error().message.c_str());
+    engine = std::move(*made);
+  }
+  ~Loaded() { engine.reset(); }
+};
+
+struct Case {
+  std::vector<int32_t> prompt, greedy;
+  std::vector<double> margins, prompt_logprobs;
+  double scale = 0;  // largest |logit|
+};
+
+std::vector<Case> cases(const std::string& folder) {
+  std::ifstream in(folder + "/reference.json");
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  simdjson::dom::parser parser;
+  std::vector<Case> out;
+  const simdjson::dom::element root = parser.parse(text).value();
+  const simdjson::dom::array list = root["cases"].get_array().value();
+  for (const simdjson::dom::element e : list) {
+    Case c;
+    for (const simdjson::dom::element v : e["prompt_ids"]) c.prompt.push_back(int32_t(int64_t(v)));
+    for (const simdjson::dom::element v : e["greedy_ids"]) c.greedy.push_back(int32_t(int64_t(v)));
+    for (const simdjson::dom::element v : e["greedy_margin"]) c.margins.push_back(double(v));
+    for (const simdjson::dom::element v : e["prompt_logprobs"]) c.prompt_logprobs.push_back(double(v));
+    for (const simdjson::dom::element v : e["last_logits"]) c.scale = std::max(c.scale, std::abs(double(v)));
+    out.push_back(std::move(c));
+  }
+  return out;
+}
+
+Request greedy(std::vector<int32_t> prompt, int tokens) {
+  Request r;
+  r.prompt = std::move(prompt);
+  r.max_tokens = tokens;
+  r.sampling.temperature = 0;
+  r.sampling.top_logprobs = 3;
+  r.sampling.prompt_top_logprobs = 0;
+  return r;
+}
+
+// ids and log-probabilities of a finished request, prompt's included; compared with ==, so bit for bit.
+struct Outcome {
+  std::vector<int32_t> ids;
+  std::vector<float> logprobs, prompt_logprobs;
+  int preemptions = 0;
+  bool operator==(const Outcome& o) const {
+    return ids == o.ids && logprobs == o.logprobs && prompt_logprobs == o.prompt_logprobs;
+  }
+};
+Outcome outcome(TestClient& client) {
+  CHECK(client.stream != nullptr, client.error.message.c_str());
+  client.finish();
+  Outcome o{client.ids, client.logprobs, {}, client.stream->times().preemptions};
+  for (const TokenLogprobs& l : client.stream->prompt_logprobs()) o.prompt_logprobs.push_back(l.logprob);
+  return o;
+}
+
+class TinyModel : public testing::TestWithParam<const char*> {};
+
+// All cases of a folder at once, in small chunks, two steps in flight.
+TEST_P(TinyModel, GreedyEqualsTheReference) {
+  const std::string folder = tiny(GetParam());
+  Loaded model(folder, true);
+  model.start({.max_sequences = 4, .step_tokens = 16, .block_tokens = 8, .max_context = 256, .logit_rows = 5});
+  const std::vector<Case> all = cases(folder);
+  ASSERT_FALSE(all.empty());
+  std::deque<TestClient> clients;
+  for (const Case& c : all) clients.emplace_back(*model.engine, greedy(c.prompt, int(c.greedy.size())));
+  for (size_t k = 0; k < all.size(); ++k) {
+    const Outcome got = outcome(clients[k]);
+    const double tolerance = 5e-3 * all[k].scale;  // ../shared/cases/limits.json asks for twice that
+    ASSERT_EQ(got.prompt_logprobs.size(), all[k].prompt_logprobs.size());
+    for (size_t i = 0; i < got.prompt_logprobs.size(); ++i)
+      EXPECT_NEAR(got.prompt_logprobs[i], all[k].prompt_logprobs[i], 2 * tolerance)
+          << "case " << k << " token " << i;
+    for (size_t i = 0; i < got.ids.size(); ++i) {
+      if (got.ids[i] == all[k].greedy[i]) continue;
+      EXPECT_LT(all[k].margins[i], 2 * tolerance) << "case " << k << " position " << i;
+      break;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, TinyModel,
+                         testing::Values("llama-tied", "llama-untied-llama3rope", "mistral-window",
+                                         "qwen2-bias-tied", "qwen3-qknorm", "gemma3-local-global"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+// 16 requests of all kinds.
+std::vector<Request> mixed(int vocab, int longest_prompt, int tokens) {
+  std::vector<Request> out;
+  for (int i = 0; i < 16; ++i) {
+    std::vector<int32_t> prompt;
+    const int length = 1 + (i * 37) % longest_prompt;
+    for (int t = 0; t < length; ++t)
+      prompt.push_back(int32_t((uint32_t(i + 1) * 2654435761u + uint32_t(t) * 40503u) % uint32_t(vocab)));
+    Request r = greedy(std::move(prompt), 1 + (i * 7) % tokens);
+    if (i % 3 == 1) r.sampling.temperature = 0.8f, r.sampling.seed = uint64_t(i), r.sampling.top_p = 0.9f;
+    if (i % 5 == 2) r.sampling.repetition_penalty = 1.3f, r.sampling.presence_penalty = 0.2f;
+    if (i % 4 == 3) r.sampling.prompt_top_logprobs = -1;
+    out.push_back(std::move(r));
+  }
+  return out;
+}
+
+void expect_together_as_alone(const std::string& path, int longest_prompt, int tokens) {
+  Loaded model(path, false);
+  model.start({.max_sequences = 16, .step_tokens = 64, .max_context = 512, .logit_rows = 8});
+  const std::vector<Request> wishes = mixed(model.spec.vocab, longest_prompt, tokens);
+  std::vector<Outcome> alone;
+  for (const Request& r : wishes) {
+    TestClient client(*model.engine, r);
+    alone.push_back(outcome(client));
+  }
+  std::deque<TestClient> together;
+  for (const Request& r : wishes) together.emplace_back(*model.engine, r);
+  for (size_t i = 0; i < wishes.size(); ++i) {
+    const Outcome got = outcome(together[i]);
+    EXPECT_EQ(got.ids, alone[i].ids) << "request " << i;
+    EXPECT_TRUE(got == alone[i]) << "request " << i << ": log-probabilities differ in some bit";
+  }
+}
+
+TEST(Batching, TogetherAsAloneBitForBit) {
+  expect_together_as_alone(tiny("llama-tied"), 200, 40);
+  expect_together_as_alone(tiny("gemma3-local-global"), 200, 40);
+}
+
+TEST(Batching, TogetherAsAloneOnQuantizedWeights) { expect_together_as_alone(smol(), 30, 8); }
+
+TEST(Batching, PreemptedAsUndisturbed) {
+  for (const char* name : {"llama-tied", "gemma3-local-global"}) {
+    Loaded model(tiny(name), false);
+    EngineConfig config{.max_sequences = 16, .step_tokens = 32, .max_context = 200};
+    model.start(config);
+    std::vector<Request> wishes = mixed(model.spec.vocab, 60, 100);
+    for (Request& r : wishes) r.max_tokens = 100;
+    std::vector<Outcome> alone;
+    for (const Request& r : wishes) {
+      TestClient client(*model.engine, r);
+      alone.push_back(outcome(client));
+    }
+    const size_t block_bytes = model.engine->info().kv_bytes / size_t(model.engine->info().blocks);
+    config.kv_bytes = block_bytes * (model.spec.window ? 120 : 30);
+    model.start(config);
+    int preemptions = 0;
+    std::deque<TestClient> together;
+    for (const Request& r : wishes) together.emplace_back(*model.engine, r);
+    for (size_t i = 0; i < wishes.size(); ++i) {
+      const Outcome got = outcome(together[i]);
+      EXPECT_TRUE(got == alone[i]) << name << " request " << i;
+      preemptions += got.preemptions;
+    }
+    EXPECT_GT(preemptions, 0) << name;
+    model.engine->drain(now_ns() + 60'000'000'000);
+    EXPECT_EQ(model.engine->status().blocks_used, 0);
+  }
+}
+
+TEST(Batching, AWarmStepOfTheModelAllocatesNothing) {
+  Loaded model(tiny("llama-tied"), false);
+  model.start({.max_sequences = 16, .step_tokens = 64, .max_context = 256, .logit_rows = 8});
+  const std::vector<Request> wishes = mixed(model.spec.vocab, 100, 40);
+  const auto burst = [&] {
+    std::deque<TestClient> clients;
+    for (const Request& r : wishes) clients.emplace_back(*model.engine, r);
+    for (TestClient& c : clients) c.finish();
+  };
+  burst();
+  const uint64_t before = engine_allocations();
+  burst();
+  EXPECT_EQ(engine_allocations(), before);
+}
+
+}  // namespace
+}  // namespace sluice

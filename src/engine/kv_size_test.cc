@@ -1,0 +1,57 @@
+#include "engine/kv_size.h"
+
+#include <gtest/gtest.h>
+
+namespace sluice {
+namespace {
+
+KvWish wish(int context, size_t free_blocks_worth) {
+  KvWish w;
+  w.layout = {.block_tokens = 16, .windows = {0}, .max_length = context, .max_step_tokens = 512};
+  w.block_bytes = 1000;
+  w.free_bytes = free_blocks_worth * 1000;
+  w.max_sequences = 8;
+  return w;
+}
+
+TEST(KvSize, RoomForAllAtAModerateLengthOrOneOfTheLongest) {
+  EXPECT_EQ(size_kv(wish(8192, 100000))->blocks, 8 * 2048 / 16);
+  EXPECT_EQ(size_kv(wish(131072, 100000))->blocks, 131072 / 16);
+  EXPECT_EQ(size_kv(wish(512, 100000))->blocks, 8 * 512 / 16);
+}
+
+TEST(KvSize, AtMostHalfOfTheFreeMemoryThenTheContextShrinks) {
+  const auto half = size_kv(wish(8192, 1200));
+  EXPECT_EQ(half->blocks, 600);
+  EXPECT_EQ(half->layout.max_length, 8192);
+  const auto small = size_kv(wish(8192, 200));
+  EXPECT_EQ(small->blocks, 100);
+  EXPECT_EQ(small->layout.max_length, 1600);
+  EXPECT_NE(small->reason.find("shrunk from 8192"), std::string::npos);
+  const auto none = size_kv(wish(8192, 6));
+  ASSERT_FALSE(none.ok());
+  EXPECT_EQ(none.error().code, ErrorCode::kResourceExhausted);
+  EXPECT_EQ(none.error().field, "kv_bytes");
+}
+
+TEST(KvSize, WhatTheUserSetsIsTaken) {
+  KvWish w = wish(8192, 10);
+  w.kv_bytes = 700 * 1000 + 999;
+  EXPECT_EQ(size_kv(w)->blocks, 700);
+}
+
+TEST(KvSize, OneSequenceOfTheContextAlwaysFits) {
+  for (int window : {0, 64, 512}) {
+    for (size_t blocks = 30; blocks < 3000; blocks += 37) {
+      KvWish w = wish(32768, 2 * blocks);
+      w.layout.windows = {0, window, window};
+      w.layout.max_step_tokens = 64;
+      const auto size = size_kv(w);
+      ASSERT_TRUE(size.ok()) << blocks;
+      EXPECT_LE(size->layout.peak_blocks(size->layout.max_length), size->blocks);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,97 @@
+// load_model on the real files: what comes out answers, and what is wrong is said in one line.
+#include "engine/served_model.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "engine/test_client.h"
+
+namespace sluice {
+namespace {
+
+std::string model_file(const std::string& name) { return std::string(SLUICE_SOURCE_DIR) + "/models/" + name; }
+std::string tiny(const std::string& name) {
+  return std::string(SLUICE_SOURCE_DIR) + "/../shared/cases/tiny/" + name;
+}
+
+LoadOptions options(const std::string& path) {
+  LoadOptions o;
+  o.path = path;
+  o.cpu.threads = 2;
+  o.engine.max_sequences = 4;
+  o.engine.step_tokens = 64;
+  o.engine.max_context = 512;
+  return o;
+}
+
+std::string error_of(const LoadOptions& o) {
+  const auto loaded = load_model(o, {});
+  EXPECT_FALSE(loaded.ok());
+  const std::string message = loaded.ok() ? "" : loaded.error().message;
+  EXPECT_EQ(message.find('\n'), std::string::npos);
+  return message;
+}
+
+TEST(LoadModel, SmolLm2Answers) {
+  std::vector<std::string> phases;
+  const auto loaded =
+      load_model(options(model_file("SmolLM2-135M-Instruct.Q4_1.gguf")), [&](const std::string& phase, double) {
+        if (phases.empty() || phases.back() != phase) phases.push_back(phase);
+      });
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  ServedModel& model = **loaded;
+  EXPECT_EQ(phases, (std::vector<std::string>{"read header", "tokenizer", "weights", "kv", "warm-up"}));
+  EXPECT_EQ(model.name(), "SmolLM2-135M-Instruct.Q4_1");
+  EXPECT_EQ(model.engine().info().end_ids.empty(), false);
+  ASSERT_NE(model.chat_template(), nullptr);
+
+  const auto prompt = model.chat_template()->render(
+      {.messages_json = R"([{"role": "user", "content": "What is the capital of France? One word."}])"});
+  ASSERT_TRUE(prompt.ok());
+  Request r;
+  r.prompt = model.tokenizer().encode(*prompt, true, true);
+  r.max_tokens = 12;
+  r.sampling.temperature = 0;
+  TestClient client(model.engine(), r);
+  client.finish();
+  EXPECT_NE(model.tokenizer().decode(client.ids).find("Paris"), std::string::npos)
+      << model.tokenizer().decode(client.ids);
+}
+
+TEST(LoadModel, AFolderWithItsSideFiles) {
+  const auto loaded = load_model(options(tiny("llama-tied") + "/"), {});
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  ServedModel& model = **loaded;
+  EXPECT_EQ(model.name(), "llama-tied");
+  ASSERT_NE(model.chat_template(), nullptr);
+  EXPECT_EQ(model.engine().info().end_ids, std::vector<int32_t>{1});
+  EXPECT_EQ(model.engine().info().context, 512);
+}
+
+TEST(LoadModel, WhatIsWrongIsNamed) {
+  LoadOptions o = options(model_file("SmolLM2-135M-Instruct.Q4_1.gguf"));
+  o.device = "cuda:1";
+  EXPECT_NE(error_of(o).find("no CUDA device"), std::string::npos);
+  o.device = "tpu";
+  EXPECT_NE(error_of(o).find("tpu"), std::string::npos);
+  EXPECT_NE(error_of(options("/nowhere/model.gguf")).find("/nowhere/model.gguf"), std::string::npos);
+
+  LoadOptions broken = options(tiny("llama-tied"));
+  const std::string file = testing::TempDir() + "sluice_unclosed.jinja";
+  std::ofstream(file) << "{% for m in messages %}{{ m.content }}";
+  broken.chat_template_file = file;
+  EXPECT_NE(error_of(broken).find("sluice_unclosed.jinja"), std::string::npos);
+  std::filesystem::remove(file);
+
+  LoadOptions tight = options(tiny("llama-tied"));
+  tight.engine.kv_bytes = 100;
+  EXPECT_NE(error_of(tight).find("keys and values"), std::string::npos);
+  LoadOptions zero = options(tiny("llama-tied"));
+  zero.engine.max_sequences = 0;
+  EXPECT_NE(error_of(zero).find("max_sequences"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace sluice
