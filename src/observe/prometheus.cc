@@ -16,10 +16,13 @@ void append_number(std::string& out, double value) {
 
 void append_number(std::string& out, uint64_t value) { out += std::to_string(value); }
 
-std::string joined(const std::string& a, const std::string& b) { return a.empty() ? b : b.empty() ? a : a + "," + b; }
+std::string joined(const std::string& a, const std::string& b) {
+  return a.empty() ? b : b.empty() ? a : a + "," + b;
+}
 
 template <typename T>
-void append_series(std::string& out, std::string_view name, std::string_view suffix, const std::string& labels, T value) {
+void append_series(std::string& out, std::string_view name, std::string_view suffix, const std::string& labels,
+                   T value) {
   out += name;
   out += suffix;
   if (!labels.empty()) {
@@ -50,19 +53,26 @@ void append_histogram(std::string& out, std::string_view name, const std::string
 
 const char* type_name(Meter::Kind kind) {
   switch (kind) {
-    case Meter::Kind::counter: return "counter";
-    case Meter::Kind::gauge: return "gauge";
-    case Meter::Kind::histogram: return "histogram";
+    case Meter::Kind::counter:
+      return "counter";
+    case Meter::Kind::gauge:
+      return "gauge";
+    case Meter::Kind::histogram:
+      return "histogram";
   }
   return "untyped";
 }
 
 void append_escaped(std::string& out, std::string_view text, bool quotes) {
   for (const char c : text) {
-    if (c == '\\') out += "\\\\";
-    else if (c == '\n') out += "\\n";
-    else if (c == '"' && quotes) out += "\\\"";
-    else out += c;
+    if (c == '\\')
+      out += "\\\\";
+    else if (c == '\n')
+      out += "\\n";
+    else if (c == '"' && quotes)
+      out += "\\\"";
+    else
+      out += c;
   }
 }
 
@@ -114,7 +124,8 @@ std::string prometheus_label(std::string_view name, std::string_view value) {
   return out;
 }
 
-std::string prometheus_text(const std::vector<Meter>& meters, std::span<const MeterAlias> aliases, const std::string& alias_labels) {
+std::string prometheus_text(const std::vector<Meter>& meters, std::span<const MeterAlias> aliases,
+                            const std::string& alias_labels) {
   std::string out;
   const auto first_of = [&](std::string_view name) -> const Meter* {
     for (const Meter& m : meters) {

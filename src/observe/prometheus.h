@@ -21,8 +21,8 @@ struct MeterAlias {
 // vLLM's names for what we count alike: what dashboards for it and the Gateway API's endpoint picker read.
 std::span<const MeterAlias> vllm_aliases();
 
-// One block per family: HELP, TYPE, then every series of it. Gauges that are no number are written as 0. `alias_labels`
-// are put before an alias' own labels (`model_name="m"`); make them with prometheus_label.
+// One block per family: HELP, TYPE, then every series of it. Gauges that are no number are written as 0.
+// `alias_labels` are put before an alias' own labels (`model_name="m"`); make them with prometheus_label.
 std::string prometheus_text(const std::vector<Meter>& meters, std::span<const MeterAlias> aliases = {},
                             const std::string& alias_labels = {});
 

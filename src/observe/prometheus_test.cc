@@ -41,7 +41,8 @@ TEST(Prometheus, HistogramIsCumulativeAndEndsInItsCount) {
 TEST(Prometheus, AliasesCarryTheSameValuesUnderTheOtherName) {
   Gauge running;
   running.set(4);
-  const std::vector<Meter> meters = {{Meter::Kind::gauge, "sluice_requests_running", "R.", "", nullptr, &running, nullptr}};
+  const std::vector<Meter> meters = {
+      {Meter::Kind::gauge, "sluice_requests_running", "R.", "", nullptr, &running, nullptr}};
   const std::string text = prometheus_text(meters, vllm_aliases(), prometheus_label("model_name", "a\"b\\c"));
   EXPECT_THAT(text, HasSubstr("\nsluice_requests_running 4\n"));
   EXPECT_THAT(text, HasSubstr("\nvllm:num_requests_running{model_name=\"a\\\"b\\\\c\"} 4\n"));

@@ -101,6 +101,7 @@ TEST_F(ApiTest, CompletionStreamed) {
           R"("choices":[],"usage":{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5,)"
           R"("prompt_tokens_details":{"cached_tokens":0}}})"
           "\n\ndata: [DONE]\n\n"));
+  client.read_until("0\r\n\r\n");
   EXPECT_EQ(client.get("/health").status, 200);  // the connection lives on
 }
 

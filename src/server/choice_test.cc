@@ -158,7 +158,8 @@ TEST_F(ChoiceTest, OffsetsGoOnAfterAnEchoedPrompt) {
 TEST_F(ChoiceTest, RandomTokensAndStops) {
   uint32_t state = 1;
   const auto random = [&](uint32_t n) {
-    return (state = state * 1664525u + 1013904223u) >> 8, (state >> 8) % n;
+    state = state * 1664525u + 1013904223u;
+    return (state >> 8) % n;
   };
   const char* words[] = {"A", "B", "ABC", "DEF", "GH", "<0xE6>", "<0xBC>", "<0xA2>", "<|im_end|>", "."};
   for (int round = 0; round < 2000; ++round) {

@@ -354,10 +354,9 @@ void Connection::left(const char* why) {
   auto listener = std::move(listener_);
   close();
   if (answering) {
-    LOG(debug, "connection ended while answering: {}", why);
     loop_->shared.handler->answered(0);
   }
-  if (listener) listener->on_gone();
+  if (listener) listener->on_gone(why);
 }
 
 void Connection::close() {
@@ -415,8 +414,14 @@ void Connection::wake() { loop_->wake(shared_from_this()); }
 
 void Connection::post(std::function<void()> work) { boost::asio::post(loop_->context, std::move(work)); }
 
+// A fault in one answer ends that connection, and nothing else.
 void Connection::run_wake() {
-  if (auto listener = listener_) listener->on_wake();
+  try {
+    if (auto listener = listener_) listener->on_wake();
+  } catch (const std::exception& e) {
+    LOG(error, "an answer failed: {}", e.what());
+    left("internal_error");
+  }
 }
 
 }  // namespace sluice

@@ -18,6 +18,7 @@ struct Meters {
                                     "Generation requests over HTTP that were handed to the engine.");
   Counter& completed = ended("completed");
   Counter& left = ended("client_disconnect");
+  Counter& write_timeout = ended("write_timeout");
   Counter& failed = ended("failed");
   Counter& deadline = ended("deadline");
   Counter& shutdown = ended("shutdown");
@@ -216,12 +217,12 @@ void Generation::fail(const ApiError& error, const char* reason) {
   exchange_->end(false);
 }
 
-void Generation::on_gone() {
+void Generation::on_gone(const char* why) {
   if (over_) return;
   over_ = true;
   cancel_all();
-  meters().left.add();
-  log_end("client_disconnect");
+  (std::string_view(why) == "write_timeout" ? meters().write_timeout : meters().left).add();
+  log_end(why);
 }
 
 void Generation::on_shutdown() {
@@ -260,11 +261,15 @@ Timings Generation::timings(const Running& running) const {
   return t;
 }
 
+// One line per request: at debug where all went well, since a busy server answers thousands a second.
 void Generation::log_end(const char* how) const {
-  if (!log_enabled(LogLevel::info)) return;
+  const bool well = std::string_view(how) == "completed";
+  if (!log_enabled(well ? LogLevel::debug : LogLevel::info)) return;
   const Usage u = usage();
-  LOG(info, "request {} {}: {} prompt tokens, {} generated, {:.1f} ms", plan_.request_id, how, u.prompt_tokens,
-      u.completion_tokens, ms(now_ns() - submitted_));
+  const std::string line =
+      fmt::format("request {} {}: {} prompt tokens, {} generated, {:.1f} ms", plan_.request_id, how,
+                  u.prompt_tokens, u.completion_tokens, ms(now_ns() - submitted_));
+  log_line(well ? LogLevel::debug : LogLevel::info, line);
 }
 
 }  // namespace sluice

@@ -89,7 +89,7 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
 
   void on_wake() override { pump(); }
   void on_writable() override { pump(); }
-  void on_gone() override;
+  void on_gone(const char* why) override;
   void on_shutdown() override;
 
  private:

@@ -42,7 +42,9 @@ class HttpListener {
   virtual ~HttpListener() = default;
   virtual void on_wake() = 0;      // some thread called HttpExchange::wake
   virtual void on_writable() = 0;  // unsent() fell below limits::kStreamHighWater again
-  virtual void on_gone() = 0;  // the client left, or took nothing for too long; nothing can be sent any more
+  // Nothing can be sent any more: the client left ("client_disconnect"), or took nothing for too long
+  // ("write_timeout").
+  virtual void on_gone(const char* why) = 0;
   virtual void on_shutdown() = 0;  // the server's drain deadline has passed: answer with an error now
 };
 

@@ -43,11 +43,17 @@ std::string too_large(size_t limit) {
 
 }  // namespace
 
-// Beast limits a Content-Length itself, but lets other transfer codings and any version through.
+// Beast limits a Content-Length itself, but lets other transfer codings and lists of equal lengths through.
 void HttpParser::check_head() {
   const auto& message = impl_->parser.get();
-  if (message.version() != 10 && message.version() != 11)
-    return fail(505, "Only HTTP/1.0 and HTTP/1.1 are spoken here.");
+  const auto lengths = message.equal_range(http::field::content_length);
+  for (auto it = lengths.first; it != lengths.second; ++it) {
+    const auto value = it->value();
+    const bool digits = std::all_of(value.begin(), value.end(), [](char c) { return c >= '0' && c <= '9'; });
+    if (!digits || std::distance(lengths.first, lengths.second) > 1) {
+      return fail(400, "Content-Length must be one number.");
+    }
+  }
   const auto coding = message.find(http::field::transfer_encoding);
   if (coding != message.end() && !impl_->parser.chunked())
     return fail(501, "Only the chunked transfer coding is known.");
@@ -72,6 +78,8 @@ size_t HttpParser::take(std::string_view bytes) {
       fail(431, "The request head is over the limit of bytes.");
     } else if (ec == http::error::body_limit) {
       fail(413, too_large(impl_->max_body));
+    } else if (ec == http::error::bad_version) {
+      fail(505, "Only HTTP/1.0 and HTTP/1.1 are spoken here.");
     } else if (ec) {
       fail(400, "The request is not valid HTTP/1.1 (" + ec.message() + ").");
     }

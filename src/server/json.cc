@@ -109,14 +109,16 @@ std::optional<JsonView> JsonView::find(std::string_view name) const {
 
 void JsonView::each_item(ItemCall call, void* context) const {
   if (type() != Type::array) return;
-  for (dom::element e : JsonBridge::element(*this).get_array().value_unsafe()) {
+  const dom::array array = JsonBridge::element(*this).get_array().value_unsafe();
+  for (dom::element e : array) {
     if (!call(context, JsonBridge::view(e))) return;
   }
 }
 
 void JsonView::each_pair(PairCall call, void* context) const {
   if (type() != Type::object) return;
-  for (dom::key_value_pair pair : JsonBridge::element(*this).get_object().value_unsafe()) {
+  const dom::object object = JsonBridge::element(*this).get_object().value_unsafe();
+  for (dom::key_value_pair pair : object) {
     if (!call(context, pair.key, JsonBridge::view(pair.value))) return;
   }
 }

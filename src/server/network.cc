@@ -139,6 +139,19 @@ class NetworkImpl final : public Network {
   int port_ = 0;
 };
 
+// Handlers catch their own exceptions; one that slips through (no memory for a closure) must not end the
+// process.
+void run_loop(Loop& loop) {
+  for (;;) {
+    try {
+      loop.context.run();
+      return;
+    } catch (const std::exception& e) {
+      LOG(error, "network thread: {}", e.what());
+    }
+  }
+}
+
 Error io_error(const ServerConfig& config, const std::string& why) {
   return Error{ErrorCode::kIo, fmt::format("cannot listen on {}:{}: {}", config.host, config.port, why),
                "port"};
@@ -202,7 +215,7 @@ Status NetworkImpl::open(const ServerConfig& config, HttpHandler& handler) {
   for (auto& loop : loops_) {
     loop->accept();
     loop->tick();
-    threads_.emplace_back([loop] { loop->context.run(); });
+    threads_.emplace_back([loop] { run_loop(*loop); });
   }
   return {};
 }

@@ -126,6 +126,11 @@ void ToyModel::set_template(const std::string& source) {
   chat_template_.emplace(std::move(made).value());
 }
 
+int32_t ToyModel::id(std::string_view token) const {
+  if (token.starts_with("<0x")) return 3 + int32_t(std::stoul(std::string(token.substr(3, 2)), nullptr, 16));
+  return tokenizer_->find(token);
+}
+
 TokenEvent ToyModel::token(std::string_view text, FinishReason finish) const {
   TokenEvent event;
   event.id = id(text);
