@@ -7,7 +7,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <mutex>
 #include <string>
+#include <vector>
 
 namespace sluice::cpu {
 namespace {
@@ -34,18 +36,10 @@ size_t number_in(const char* path, const std::string& key, size_t otherwise) {
   return end == text.c_str() ? otherwise : size_t(n);
 }
 
-}  // namespace
-
-void* allocate_zeroed(size_t bytes) {
-  if (bytes < kHugeBytes) {
-    const size_t size = round_up(std::max<size_t>(bytes, 1), 64);
-    void* p = std::aligned_alloc(64, size);
-    if (p) std::memset(p, 0, size);
-    return p;
-  }
+// Zeroed memory on huge pages, a multiple of their size. Null when there is none.
+void* map_huge(size_t size) {
   // Aligned by asking for one huge page more and giving back the ends.
-  const size_t size = round_up(bytes, kHugePage);
-  if (size < bytes) return nullptr;
+  if (size + kHugePage < size) return nullptr;
   void* raw = mmap(nullptr, size + kHugePage, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
@@ -57,9 +51,65 @@ void* allocate_zeroed(size_t bytes) {
   return p;
 }
 
+// The layers of small models are matrices of 0.2 to 3 MB. Each on 4 KB pages, decode reads them at 2/3 of the
+// speed (measured: 9.5 against 15 GB/s a core): so they share mappings of huge pages, given back when all in
+// one are freed.
+struct Slab {
+  std::byte* begin;
+  size_t used;
+  int live;
+};
+constexpr size_t kSlabBytes = 8 * kHugePage;
+constexpr size_t kSlabShareFrom = 64 << 10;
+std::mutex slab_mutex;
+std::vector<Slab> slabs;
+
+void* allocate_in_slab(size_t size) {
+  const std::lock_guard lock(slab_mutex);
+  for (Slab& s : slabs) {
+    if (s.used + size > kSlabBytes) continue;
+    void* p = s.begin + s.used;
+    s.used += size;
+    ++s.live;
+    return p;
+  }
+  auto* begin = static_cast<std::byte*>(map_huge(kSlabBytes));
+  if (begin) slabs.push_back({begin, size, 1});
+  return begin;
+}
+
+void release_in_slab(void* data) {
+  const std::lock_guard lock(slab_mutex);
+  for (size_t i = 0; i < slabs.size(); ++i) {
+    Slab& s = slabs[i];
+    if (data < s.begin || data >= s.begin + kSlabBytes) continue;
+    if (--s.live == 0) {
+      munmap(s.begin, kSlabBytes);
+      slabs.erase(slabs.begin() + ptrdiff_t(i));
+    }
+    return;
+  }
+}
+
+}  // namespace
+
+void* allocate_zeroed(size_t bytes) {
+  if (bytes < kSlabShareFrom) {
+    const size_t size = round_up(std::max<size_t>(bytes, 1), 64);
+    void* p = std::aligned_alloc(64, size);
+    if (p) std::memset(p, 0, size);
+    return p;
+  }
+  if (bytes < kHugeBytes) return allocate_in_slab(round_up(bytes, 64));
+  const size_t size = round_up(bytes, kHugePage);
+  return size < bytes ? nullptr : map_huge(size);
+}
+
 void release(void* data, size_t bytes) {
-  if (bytes < kHugeBytes) {
+  if (bytes < kSlabShareFrom) {
     std::free(data);
+  } else if (bytes < kHugeBytes) {
+    release_in_slab(data);
   } else {
     munmap(data, round_up(bytes, kHugePage));
   }

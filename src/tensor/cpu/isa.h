@@ -1,4 +1,5 @@
-// Which kernels this processor can run. Chosen once, at start, from CPUID (and for AMX the kernel's permission).
+// Which kernels this processor can run. Chosen once, at start, from CPUID (and for AMX the kernel's
+// permission).
 #pragma once
 
 #include "base/result.h"
