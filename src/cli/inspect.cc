@@ -7,7 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/memory_plan.h"
-#include "engine/served_model.h"
+#include "engine/model_settings.h"
 #include "model/checkpoint.h"
 #include "server/json_writer.h"
 
@@ -27,12 +27,35 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return out;
 }
 
-// Tokenizer and template, as the server would load them.
+// Tokenizer and template, made as the server makes them; what is wrong with them is a fact too.
 struct TextFacts {
   std::unique_ptr<Tokenizer> tokenizer;
   std::optional<ChatTemplate> chat_template;
   std::string tokenizer_error, template_error;
 };
+
+TextFacts text_facts(const Checkpoint& checkpoint, const std::string& template_file) {
+  TextFacts facts;
+  Result<VocabularyData> vocabulary = read_vocabulary(checkpoint);
+  Result<std::unique_ptr<Tokenizer>> tokenizer =
+      vocabulary ? Tokenizer::create(std::move(*vocabulary)) : std::move(vocabulary).error();
+  if (tokenizer)
+    facts.tokenizer = std::move(*tokenizer);
+  else
+    facts.tokenizer_error = tokenizer.error().message;
+
+  Result<ModelSettings> settings = read_settings(checkpoint, template_file);
+  if (!settings) {
+    facts.template_error = settings.error().message;
+  } else if (!settings->chat_template.empty()) {
+    Result<ChatTemplate> made = ChatTemplate::create(settings->chat_template, "", "");
+    if (made)
+      facts.chat_template.emplace(std::move(*made));
+    else
+      facts.template_error = made.error().message;
+  }
+  return facts;
+}
 
 void print_tensors(const std::vector<TensorInfo>& tensors, bool each) {
   fmt::print("\ntensors\n");
@@ -170,7 +193,7 @@ int inspect(const Config& config, const InspectOptions& options) {
   if (!checkpoint) return failure(checkpoint.error());
   const MemoryPlan plan = plan_memory(**checkpoint, config);
   const std::vector<TensorInfo> tensors = (*checkpoint)->tensors();
-  const TextFacts text;
+  const TextFacts text = text_facts(**checkpoint, config.model.chat_template_file);
   if (options.json) {
     print_json(plan, tensors, text);
     return 0;

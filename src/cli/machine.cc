@@ -145,6 +145,37 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) double avx512_in
   return double(rounds) * 8 * 64 * 2;
 }
 
+struct alignas(64) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// Four accumulator tiles, two of each operand: as a product of matrices would use them.
+__attribute__((target("amx-tile,amx-int8"))) double amx_int8(int64_t rounds) {
+  const TileConfig config;
+  _tile_loadconfig(&config);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(5);
+  _tile_zero(6);
+  _tile_zero(7);
+  const int64_t products = rounds / 16;
+  for (int64_t i = 0; i < products; ++i) {
+    _tile_dpbusd(0, 4, 6);
+    _tile_dpbusd(1, 4, 7);
+    _tile_dpbusd(2, 5, 6);
+    _tile_dpbusd(3, 5, 7);
+  }
+  _tile_release();
+  return double(products) * 4 * 16 * 16 * 64 * 2;
+}
+
 double measure_arithmetic(cpu::Team& team, Arithmetic body, int64_t rounds) {
   double ops = 0;
   const double s = best_seconds(team, [&](int member) {
@@ -166,7 +197,13 @@ MachineLimits measure_machine(int threads) {
   const bool avx512 = isa == cpu::Isa::avx512_vnni || isa == cpu::Isa::amx;
   const bool avx2 = avx512 || isa == cpu::Isa::avx2;
   limits.f32_ops_s = measure_arithmetic(team, avx512 ? avx512_f32 : avx2 ? avx2_f32 : scalar_f32, kRounds);
-  limits.int8_ops_s = measure_arithmetic(team, avx512 ? avx512_int8 : avx2 ? avx2_int8 : scalar_int8, kRounds);
+  const bool amx = isa == cpu::Isa::amx;
+  limits.int8_ops_s = measure_arithmetic(team,
+                                         amx      ? amx_int8
+                                         : avx512 ? avx512_int8
+                                         : avx2   ? avx2_int8
+                                                  : scalar_int8,
+                                         kRounds);
   return limits;
 }
 
