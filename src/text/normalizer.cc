@@ -86,10 +86,12 @@ void apply_regex(const NormalizeStep& step, const Regex& regex, std::string& tex
 }
 
 void apply_strip(const NormalizeStep& step, std::string& text) {
-  const char* spaces = " \t\r\n\v\f";
-  if (step.content.find('r') != step.content.npos) text.erase(text.find_last_not_of(spaces) + 1);
-  if (step.content.find('l') != step.content.npos)
-    text.erase(0, std::min(text.find_first_not_of(spaces), text.size()));
+  const bool left = step.content.find('l') != step.content.npos,
+             right = step.content.find('r') != step.content.npos;
+  size_t begin = 0, end = text.size();
+  while (left && white_space_at(text, begin) > 0) begin += white_space_at(text, begin);
+  while (right && end > begin && white_space_before(text, end) > 0) end -= white_space_before(text, end);
+  text = text.substr(begin, end - begin);
 }
 
 // SentencePiece's remove_extra_whitespaces: none at the ends, one at a time within.

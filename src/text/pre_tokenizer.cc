@@ -47,6 +47,7 @@ bool digits_and_comma(std::string_view s) {
 std::string adapt_regex(std::string_view p) {
   std::string out;
   size_t atom = 0;  // where the last atom began in out
+  bool in_class = false;
   for (size_t i = 0; i < p.size(); ++i) {
     if (p[i] == '\\' && i + 1 < p.size()) {
       atom = out.size();
@@ -55,6 +56,8 @@ std::string adapt_regex(std::string_view p) {
         out += "\\p{White_Space}";
       } else if (p[i + 1] == 'S') {
         out += "\\P{White_Space}";
+      } else if (p[i + 1] == 'w') {  // PCRE2's leaves out marks
+        out += in_class ? "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}" : "[\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}]";
       } else {
         out += p[i];
         out += p[i + 1];
@@ -79,6 +82,8 @@ std::string adapt_regex(std::string_view p) {
       continue;
     }
     if (p[i] != '{') atom = out.size();
+    if (p[i] == '[') in_class = true;
+    if (p[i] == ']') in_class = false;
     out += p[i];
   }
   return out;

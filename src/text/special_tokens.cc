@@ -16,9 +16,9 @@ bool word_character_at(std::string_view text, size_t at) {
   utf8proc_int32_t code = 0;
   utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()) + at, utf8proc_ssize_t(step.bytes),
                    &code);
-  if (code == '_') return true;
   const utf8proc_category_t category = utf8proc_category(code);
-  return (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_NO);
+  return (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_NL) ||
+         category == UTF8PROC_CATEGORY_PC;
 }
 
 size_t start_of_previous(std::string_view text, size_t at) {
@@ -26,8 +26,6 @@ size_t start_of_previous(std::string_view text, size_t at) {
   while (begin > 0 && at - begin < 4 && (uint8_t(text[begin]) & 0xC0) == 0x80) --begin;
   return begin;
 }
-
-bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 }  // namespace
 
@@ -55,8 +53,10 @@ bool SpecialTokens::accept(std::string_view text, size_t from, Match& match) con
       if (match.end < text.size() && word_character_at(text, match.end)) return false;
       if (match.begin > 0 && word_character_at(text, start_of_previous(text, match.begin))) return false;
     }
-    while (trim.left && match.begin > from && is_space(text[match.begin - 1])) --match.begin;
-    while (trim.right && match.end < text.size() && is_space(text[match.end])) ++match.end;
+    while (trim.left && match.begin > from && white_space_before(text, match.begin) > 0) {
+      match.begin -= white_space_before(text, match.begin);
+    }
+    while (trim.right && white_space_at(text, match.end) > 0) match.end += white_space_at(text, match.end);
   }
   return true;
 }

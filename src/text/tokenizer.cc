@@ -354,8 +354,9 @@ void Tokenizer::Impl::encode_stretch(std::string_view text, bool first, Scratch&
                                      std::vector<int32_t>& out) const {
   if (text.empty()) return;
   s.last_unknown = false;
-  const bool prefix = add_space_prefix_ && (space_prefix_ == SpacePrefix::kAlways || first) &&
-                      !(prefix_unless_present_ && text[0] == ' ');
+  const bool prefix =
+      add_space_prefix_ && (space_prefix_ == SpacePrefix::kAlways || first) &&
+      !(prefix_unless_present_ && (text[0] == ' ' || (!byte_level() && text.starts_with(kSpaceMark))));
   if (prefix || !normalizer_.empty()) {
     s.text.assign(text);
     normalizer_.apply(s.text);
@@ -391,6 +392,11 @@ void Tokenizer::Impl::encode_marked(std::string_view text, Scratch& s, std::vect
     s.spans.clear();
     splitter_.split(text, s.spans);
     for (const TextSpan& span : s.spans) encode_word(text.substr(span.begin, span.end - span.begin), s, out);
+    return;
+  }
+  if (kind_ ==
+      VocabularyKind::kUnigram) {  // where sums tie, rounding decides, so they must run over the whole text
+    encode_word(text, s, out);
     return;
   }
   size_t begin = 0;
@@ -475,7 +481,8 @@ void Tokenizer::Impl::push_unknown(std::string_view text, Scratch& s, std::vecto
     s.last_unknown = false;
     return;
   }
-  if (unk_id_ >= 0 && !(fuse_unknown_ && s.last_unknown)) out.push_back(unk_id_);
+  // A byte-level vocabulary that lacks a byte drops it, as both llama.cpp and Hugging Face do.
+  if (!byte_level() && unk_id_ >= 0 && !(fuse_unknown_ && s.last_unknown)) out.push_back(unk_id_);
   s.last_unknown = true;
 }
 

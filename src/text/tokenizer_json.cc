@@ -184,7 +184,10 @@ Status Reader::read_added(element root) {
     int64_t id;
     std::string_view text = text_of(token, "content");
     if (!integer_of(token, "id", id) || text.empty()) return corrupt("an added token without id or content");
-    const TokenType type = flag_of(token, "special") ? TokenType::kControl : TokenType::kUserDefined;
+    // Byte tokens are sometimes listed here too; they stay what bytes fall back to.
+    const TokenType type = data_.byte_fallback && is_byte_token(text) ? TokenType::kByte
+                           : flag_of(token, "special")                ? TokenType::kControl
+                                                                      : TokenType::kUserDefined;
     if (Status s = place(id, text, type); !s) return s;
     const TokenTrim trim{int32_t(id), flag_of(token, "lstrip"), flag_of(token, "rstrip"),
                          flag_of(token, "single_word")};

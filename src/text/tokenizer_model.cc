@@ -154,6 +154,7 @@ Result<VocabularyData> vocabulary_from_sentencepiece(std::string_view bytes) {
   data.fuse_unknown = true;
   data.unk_id = 0, data.bos_id = 1, data.eos_id = 2, data.pad_id = -1;
   data.add_space_prefix = true;
+  data.space_prefix = SpacePrefix::kFirst;
   data.normalizers = {{NormalizeStep::Kind::kCollapseSpaces}};
   Fields fields(bytes);
   for (Field f; fields.next(f);) {

@@ -63,6 +63,23 @@ size_t utf8_incomplete_tail(std::string_view text) {
   return 0;
 }
 
+size_t white_space_at(std::string_view text, size_t at) {
+  const auto byte = [text, at](size_t i) { return at + i < text.size() ? uint8_t(text[at + i]) : uint8_t(0); };
+  if (byte(0) == ' ' || (byte(0) >= '\t' && byte(0) <= '\r')) return 1;
+  if (byte(0) == 0xC2) return byte(1) == 0x85 || byte(1) == 0xA0 ? 2 : 0;
+  const uint32_t three = uint32_t(byte(0)) << 16 | uint32_t(byte(1)) << 8 | byte(2);
+  const bool space = three == 0xE19A80 || (three >= 0xE28080 && three <= 0xE2808A) || three == 0xE280A8 ||
+                     three == 0xE280A9 || three == 0xE280AF || three == 0xE2819F || three == 0xE38080;
+  return space ? 3 : 0;
+}
+
+size_t white_space_before(std::string_view text, size_t at) {
+  for (size_t bytes = 1; bytes <= 3 && bytes <= at; ++bytes) {
+    if (white_space_at(text, at - bytes) == bytes) return bytes;
+  }
+  return 0;
+}
+
 std::string replace_invalid_utf8(std::string_view text) {
   if (is_valid_utf8(text)) return std::string(text);
   std::string out;

@@ -24,6 +24,11 @@ size_t utf8_incomplete_tail(std::string_view text);
 // Every maximal ill-formed part becomes one U+FFFD.
 std::string replace_invalid_utf8(std::string_view text);
 
+// Unicode's White_Space: bytes of the white space character that begins at text[at], or ends before it; 0: none
+// there.
+size_t white_space_at(std::string_view text, size_t at);
+size_t white_space_before(std::string_view text, size_t at);
+
 inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";
 
 }  // namespace sluice
