@@ -312,7 +312,9 @@ Status Reader::read_pre_tokenizer(element e, int depth) {
     }
   } else if (type == "ByteLevel") {
     byte_level_ = true;
-    if (flag_of(e, "add_prefix_space", true)) prefix_ = data_.space_prefix_unless_present = true;
+    const bool prefix = flag_of(e, "add_prefix_space", true);
+    if (prefix && !data_.splits.empty()) return unsupported("a prefix space for each piece of another split");
+    if (prefix) prefix_ = data_.space_prefix_unless_present = true;
     if (flag_of(e, "use_regex", true)) data_.splits.push_back({std::string(gpt2_pattern())});
   } else if (type == "Split") {
     return read_split(e);

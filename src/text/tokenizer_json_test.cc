@@ -33,6 +33,7 @@ void check_golden(const std::string& name) {
 }
 
 TEST(TokenizerJson, ByteLevelWithTemplateAndAddedTokens) { check_golden("byte_level"); }
+TEST(TokenizerJson, PunctuationAndDigits) { check_golden("punctuation"); }
 TEST(TokenizerJson, MetaspaceAsPreTokenizer) { check_golden("metaspace"); }
 TEST(TokenizerJson, NormalizersAndAPrefixSpace) { check_golden("normalized"); }
 TEST(TokenizerJson, PrependAndReplaceAsNormalizers) { check_golden("prepend"); }
