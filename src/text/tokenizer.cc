@@ -354,13 +354,18 @@ void Tokenizer::Impl::encode_stretch(std::string_view text, bool first, Scratch&
                                      std::vector<int32_t>& out) const {
   if (text.empty()) return;
   s.last_unknown = false;
-  const bool prefix =
-      add_space_prefix_ && (space_prefix_ == SpacePrefix::kAlways || first) &&
-      !(prefix_unless_present_ && (text[0] == ' ' || (!byte_level() && text.starts_with(kSpaceMark))));
-  if (prefix || !normalizer_.empty()) {
+  if (!normalizer_.empty()) {
     s.text.assign(text);
     normalizer_.apply(s.text);
-    if (prefix && !s.text.empty()) s.text.insert(s.text.begin(), ' ');
+    text = s.text;
+    if (text.empty()) return;
+  }
+  const bool has_prefix = text[0] == ' ' || (!byte_level() && text.starts_with(kSpaceMark));
+  if (add_space_prefix_ && (space_prefix_ == SpacePrefix::kAlways || first) &&
+      !(prefix_unless_present_ && has_prefix)) {
+    std::string prefixed = " ";
+    prefixed += text;
+    s.text.swap(prefixed);
     text = s.text;
   }
   if (byte_level()) {
