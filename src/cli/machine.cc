@@ -155,7 +155,8 @@ struct alignas(64) TileConfig {
 
 // Four accumulator tiles, two of each operand: as a product of matrices would use them.
 __attribute__((target("amx-tile,amx-int8"))) double amx_int8(int64_t rounds) {
-  const TileConfig config;
+  // In static memory: GCC 12 takes only the first word as read, and would leave the rest of a local unwritten.
+  static const TileConfig config;
   _tile_loadconfig(&config);
   _tile_zero(0);
   _tile_zero(1);
