@@ -124,7 +124,7 @@ TEST(TokenizerJson, BadFilesAreErrors) {
 TEST(TokenizerJson, BadPatternsAreRefusedOnCreation) {
   Result<VocabularyData> data = vocabulary_from_tokenizer_json(
       R"({"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"pre_tokenizer":{"type":"Sequence","pretokenizers":[
-         {"type":"Split","pattern":{"Regex":"(unclosed"},"behavior":"Isolated"},{"type":"ByteLevel","use_regex":false}]}})");
+         {"type":"Split","pattern":{"Regex":"(unclosed"},"behavior":"Isolated"},{"type":"ByteLevel","use_regex":false,"add_prefix_space":false}]}})");
   ASSERT_TRUE(data.ok());
   const auto made = Tokenizer::create(std::move(*data));
   ASSERT_FALSE(made.ok());
