@@ -28,8 +28,7 @@ constexpr Alphabet kAlphabet = make_alphabet();
 
 }  // namespace
 
-bool bytes_from_alphabet(std::string_view text, std::string& out) {
-  std::string bytes;
+bool append_bytes_from_alphabet(std::string_view text, std::string& out) {
   for (size_t i = 0; i < text.size(); ++i) {
     const uint8_t lead = uint8_t(text[i]);
     size_t character = lead;
@@ -38,9 +37,8 @@ bool bytes_from_alphabet(std::string_view text, std::string& out) {
       character = size_t(lead & 0x1F) << 6 | (uint8_t(text[++i]) & 0x3F);
     }
     if (character >= kAlphabet.byte.size() || kAlphabet.byte[character] < 0) return false;
-    bytes += char(kAlphabet.byte[character]);
+    out += char(kAlphabet.byte[character]);
   }
-  out.swap(bytes);
   return true;
 }
 

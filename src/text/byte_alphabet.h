@@ -6,8 +6,8 @@
 
 namespace sluice {
 
-// Replaces out by the bytes that text stands for. False, with out undefined: a character outside the alphabet.
-bool bytes_from_alphabet(std::string_view text, std::string& out);
+// Appends the bytes that text stands for. False, with part of them appended: a character outside the alphabet.
+bool append_bytes_from_alphabet(std::string_view text, std::string& out);
 // The other way round.
 std::string alphabet_from_bytes(std::string_view bytes);
 

@@ -1,51 +1,12 @@
 #include "text/tokenizer.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <array>
-#include <atomic>
-#include <cmath>
-#include <limits>
 
-#include "text/byte_alphabet.h"
-#include "text/merge.h"
-#include "text/normalizer.h"
-#include "text/pre_tokenizer.h"
-#include "text/special_tokens.h"
-#include "text/token_table.h"
-#include "text/unigram.h"
+#include "text/tokenizer_impl.h"
 #include "text/utf8.h"
 
 namespace sluice {
 namespace {
-
-constexpr size_t kMaxTokens = 4 << 20;
-constexpr size_t kMaxVocabularyBytes = size_t(512) << 20;
-constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581
-
-// Tokens that end a turn in the families we know, whatever the file calls them.
-constexpr std::string_view kTurnEnds[] = {
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "<|eom_id|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "[EOS]",
-    "<|end_of_text|>",
-    "<turn|>",
-    "<|end_of_turn|>",
-    "<eos>",
-    "<end_of_utterance>",
-    "<|eos|>",
-    "<｜end▁of▁sentence｜>",
-};
 
 std::string_view spaces_escaped(std::string_view text, std::string& buffer) {
   buffer.clear();
@@ -59,280 +20,7 @@ std::string_view spaces_escaped(std::string_view text, std::string& buffer) {
   return buffer;
 }
 
-bool ends_with_mark(std::string_view text) { return text.ends_with(kSpaceMark); }
-
-std::string spaces_unescaped(std::string_view text) {
-  std::string out;
-  for (size_t at = 0; at < text.size();) {
-    const bool mark = text.substr(at, kSpaceMark.size()) == kSpaceMark;
-    out += mark ? ' ' : text[at];
-    at += mark ? kSpaceMark.size() : 1;
-  }
-  return out;
-}
-
-int byte_of_token(std::string_view text) {  // "<0x0A>" → 10; -1: not of that form
-  if (text.size() != 6 || text.substr(0, 3) != "<0x" || text[5] != '>') return -1;
-  int value = 0;
-  for (const char c : text.substr(3, 2)) {
-    const int digit = c >= '0' && c <= '9'   ? c - '0'
-                      : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                      : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                                             : -1;
-    if (digit < 0) return -1;
-    value = value * 16 + digit;
-  }
-  return value;
-}
-
-Status check_data(const VocabularyData& d) {
-  const size_t n = d.tokens.size();
-  auto corrupt = [](std::string text) { return Status(Error{ErrorCode::kCorrupt, "vocabulary: " + text}); };
-  if (n == 0) return corrupt("no tokens");
-  if (n > kMaxTokens) return Status(Error{ErrorCode::kTooLarge, fmt::format("vocabulary of {} tokens", n)});
-  size_t bytes = 0;
-  for (const std::string& token : d.tokens) bytes += token.size();
-  if (bytes > kMaxVocabularyBytes) return Status(Error{ErrorCode::kTooLarge, "vocabulary over 512 MiB"});
-  if (!d.scores.empty() && d.scores.size() != n) {
-    return corrupt(fmt::format("{} scores for {} tokens", d.scores.size(), n));
-  }
-  if (!d.types.empty() && d.types.size() != n) {
-    return corrupt(fmt::format("{} token types for {} tokens", d.types.size(), n));
-  }
-  for (const int32_t id : {d.bos_id, d.eos_id, d.eot_id, d.unk_id, d.pad_id}) {
-    if (id < -1 || id >= int64_t(n)) return corrupt(fmt::format("special token id {} of {} tokens", id, n));
-  }
-  if (d.kind == VocabularyKind::kUnigram && d.scores.empty()) return corrupt("a unigram model without scores");
-  if (d.kind == VocabularyKind::kSentencePieceBpe && d.scores.empty() && d.merges.empty()) {
-    return corrupt("neither scores nor merges");
-  }
-  if (d.kind == VocabularyKind::kByteLevelBpe && d.merges.empty() && n > 512) return corrupt("no merges");
-  return {};
-}
-
 }  // namespace
-
-class Tokenizer::Impl {
- public:
-  Status build(VocabularyData data);
-  void encode(std::string_view text, bool add_special, bool parse_special, std::vector<int32_t>& out) const;
-
-  StringArena texts_;   // what merging compares: raw bytes, or text with U+2581
-  StringArena pieces_;  // what decoding yields
-  std::vector<TokenType> types_;
-  std::vector<int32_t> end_ids_;  // sorted
-  int32_t bos_id_ = -1, eos_id_ = -1, unk_id_ = -1, pad_id_ = -1;
-  bool add_bos_ = false, add_eos_ = false, add_space_prefix_ = false;
-  SpecialTokens specials_;
-  TokenTable table_;  // tokens that text may turn into: not control, byte or unknown ones
-
- private:
-  struct Scratch {
-    MergeScratch merge;
-    std::vector<TextSpan> spans;
-    std::vector<Unigram::Piece> unigram;
-    std::string text, escaped;
-    bool last_unknown = false;
-  };
-
-  void build_texts(const VocabularyData& data);
-  void build_merges(const VocabularyData& data);
-  void build_bytes();
-  Status build_splits(VocabularyData& data);
-  void build_ends(const VocabularyData& data);
-  void encode_stretch(std::string_view text, bool first, Scratch& s, std::vector<int32_t>& out) const;
-  void encode_bytes_level(std::string_view text, Scratch& s, std::vector<int32_t>& out) const;
-  void encode_marked(std::string_view text, Scratch& s, std::vector<int32_t>& out) const;
-  void encode_word(std::string_view word, Scratch& s, std::vector<int32_t>& out) const;
-  void merge_word(std::string_view word, Scratch& s) const;
-  void push_unknown(std::string_view text, Scratch& s, std::vector<int32_t>& out) const;
-
-  bool byte_level() const { return kind_ == VocabularyKind::kByteLevelBpe; }
-
-  VocabularyKind kind_ = VocabularyKind::kByteLevelBpe;
-  Normalizer normalizer_;
-  PreTokenizer splitter_;
-  bool has_splits_ = false;
-  MergeTable merges_;
-  bool has_merges_ = false;
-  std::vector<uint32_t> score_ranks_;  // [size]; equal scores share a rank
-  size_t max_token_bytes_ = 0;
-  Unigram unigram_;
-  std::array<int32_t, 256> byte_ids_;
-  SpacePrefix space_prefix_ = SpacePrefix::kAlways;
-  bool prefix_unless_present_ = false, escape_spaces_ = true, byte_fallback_ = true, fuse_unknown_ = false;
-  bool ignore_merges_ = false;
-  // Bytes that some token has right before a space mark. A word may be cut before a mark that follows any other
-  // byte: no token reaches across. (Gemma's 262,144 tokens hold a single such case, ">▁</"; the cut makes prose
-  // 8x faster.)
-  std::array<bool, 256> joins_before_mark_{};
-  // Whether merging the text of a token ends in that token: 0 not known, 1 yes, 2 no. Asking this first turns
-  // most words into one hash probe. Filled as words come by, since trying 262,144 tokens at load took 0.2 s;
-  // every thread would write the same value, so relaxed order is enough and the tokenizer stays immutable to
-  // its callers.
-  std::unique_ptr<std::atomic<uint8_t>[]> reaches_itself_;
-};
-
-void Tokenizer::Impl::build_texts(const VocabularyData& d) {
-  const size_t n = d.tokens.size();
-  size_t bytes = 0;
-  for (const std::string& token : d.tokens) bytes += token.size();
-  texts_.reserve(n, bytes);
-  pieces_.reserve(n, bytes);
-  std::string raw;
-  std::vector<int32_t> unreachable;  // ascending
-  for (size_t i = 0; i < n; ++i) {
-    const std::string& token = d.tokens[i];
-    const TokenType type = types_[i];
-    const bool plain = type == TokenType::kControl || type == TokenType::kUnknown;
-    if (byte_level()) {
-      // Added tokens are spelled as plain text. A normal token outside the alphabet is nothing merging can
-      // reach, and its text may be the bytes of another token.
-      const bool spelled = bytes_from_alphabet(token, raw);
-      const bool as_text = plain || type == TokenType::kUserDefined || !spelled;
-      if (!spelled || (as_text && raw != token)) unreachable.push_back(int32_t(i));
-      texts_.add(as_text ? token : raw);
-      pieces_.add(as_text ? token : raw);
-      continue;
-    }
-    texts_.add(token);
-    const int byte = type == TokenType::kByte ? byte_of_token(token) : -1;
-    if (byte >= 0) {
-      pieces_.add(std::string(1, char(byte)));
-    } else {
-      pieces_.add(plain || !escape_spaces_ ? token : spaces_unescaped(token));
-    }
-  }
-  table_ = TokenTable(&texts_, n);
-  reaches_itself_ = std::make_unique<std::atomic<uint8_t>[]>(n);
-  for (size_t i = 0; i < n; ++i) {
-    const std::string_view text = texts_[i];
-    const TokenType type = types_[i];
-    const bool special =
-        type == TokenType::kControl || type == TokenType::kUnknown || type == TokenType::kUserDefined;
-    if (special) specials_.add(int32_t(i), text, type != TokenType::kUserDefined);
-    if (type == TokenType::kControl || type == TokenType::kUnknown || type == TokenType::kByte || text.empty())
-      continue;
-    if (std::binary_search(unreachable.begin(), unreachable.end(), int32_t(i))) continue;
-    table_.insert(int32_t(i));
-    max_token_bytes_ = std::max(max_token_bytes_, text.size());
-    if (!byte_level()) {
-      for (size_t mark = text.find(kSpaceMark, 1); mark != text.npos; mark = text.find(kSpaceMark, mark + 1)) {
-        if (!ends_with_mark(text.substr(0, mark))) joins_before_mark_[uint8_t(text[mark - 1])] = true;
-      }
-    }
-    if (kind_ == VocabularyKind::kUnigram) {
-      unigram_.add(text, int32_t(i), d.scores[i], type == TokenType::kUserDefined);
-    }
-  }
-}
-
-void Tokenizer::Impl::build_merges(const VocabularyData& d) {
-  has_merges_ = !d.merges.empty();
-  if (has_merges_) {
-    merges_ = MergeTable(d.merges.size());
-    std::string left, right;
-    for (size_t i = 0; i < d.merges.size(); ++i) {
-      const std::string_view merge = d.merges[i];
-      const size_t gap = merge.find(' ', 1);
-      if (gap == merge.npos) continue;
-      left = merge.substr(0, gap);
-      right = merge.substr(gap + 1);
-      if (byte_level() &&
-          (!bytes_from_alphabet(std::string(left), left) || !bytes_from_alphabet(std::string(right), right)))
-        continue;
-      const int32_t l = table_.find(left), r = table_.find(right), both = table_.find(left += right);
-      // A merge whose parts or result are no tokens can never happen.
-      if (l >= 0 && r >= 0 && both >= 0) merges_.insert(l, r, {uint32_t(i), both});
-    }
-    return;
-  }
-  std::vector<float> sorted;
-  for (const float score : d.scores)
-    sorted.push_back(std::isnan(score) ? -std::numeric_limits<float>::max() : score);
-  std::vector<float> scores = sorted;
-  std::sort(sorted.begin(), sorted.end(), std::greater<float>());
-  sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
-  score_ranks_.reserve(scores.size());
-  for (const float score : scores) {
-    score_ranks_.push_back(uint32_t(
-        std::lower_bound(sorted.begin(), sorted.end(), score, std::greater<float>()) - sorted.begin()));
-  }
-}
-
-void Tokenizer::Impl::build_bytes() {
-  byte_ids_.fill(-1);
-  if (byte_level()) {
-    for (int b = 0; b < 256; ++b) {
-      const char c = char(b);
-      byte_ids_[size_t(b)] = table_.find(std::string_view(&c, 1));
-    }
-    return;
-  }
-  if (!byte_fallback_) return;
-  for (size_t i = 0; i < types_.size(); ++i) {
-    const int byte = types_[i] == TokenType::kByte ? byte_of_token(texts_[i]) : -1;
-    if (byte >= 0 && byte_ids_[size_t(byte)] < 0) byte_ids_[size_t(byte)] = int32_t(i);
-  }
-}
-
-Status Tokenizer::Impl::build_splits(VocabularyData& d) {
-  PreTokenizerTraits traits;
-  if (byte_level() && d.splits.empty()) {
-    Result<PreTokenizerTraits> known = pre_tokenizer_traits(d.pre);
-    if (!known) return known.error();
-    traits = std::move(*known);
-    d.splits = traits.splits;
-  }
-  Result<PreTokenizer> splitter = PreTokenizer::create(d.splits);
-  if (!splitter) return splitter.error();
-  splitter_ = std::move(*splitter);
-  has_splits_ = !d.splits.empty();
-  Result<Normalizer> normalizer = Normalizer::create(d.normalizers);
-  if (!normalizer) return normalizer.error();
-  normalizer_ = std::move(*normalizer);
-  ignore_merges_ = d.ignore_merges.value_or(traits.ignore_merges);
-  add_bos_ = d.add_bos.value_or(byte_level() ? traits.add_bos : kind_ == VocabularyKind::kSentencePieceBpe);
-  add_eos_ = d.add_eos.value_or(kind_ == VocabularyKind::kUnigram);
-  add_space_prefix_ =
-      !byte_level() && d.add_space_prefix.value_or(true) && d.space_prefix != SpacePrefix::kNever;
-  if (byte_level() && d.add_space_prefix.value_or(false)) add_space_prefix_ = true;
-  return {};
-}
-
-void Tokenizer::Impl::build_ends(const VocabularyData& d) {
-  auto add = [this](int32_t id) {
-    if (id >= 0 && id < int32_t(types_.size())) end_ids_.push_back(id);
-  };
-  add(d.eos_id);
-  add(d.eot_id);
-  for (const int32_t id : d.end_of_generation_ids) add(id);
-  for (const std::string_view name : kTurnEnds) add(specials_.exact(name));
-  std::sort(end_ids_.begin(), end_ids_.end());
-  end_ids_.erase(std::unique(end_ids_.begin(), end_ids_.end()), end_ids_.end());
-}
-
-Status Tokenizer::Impl::build(VocabularyData d) {
-  if (Status status = check_data(d); !status) return status;
-  kind_ = d.kind;
-  types_ = d.types.empty() ? std::vector<TokenType>(d.tokens.size(), TokenType::kNormal) : std::move(d.types);
-  for (TokenType& type : types_) {
-    if (type < TokenType::kNormal || type > TokenType::kByte) type = TokenType::kNormal;
-  }
-  bos_id_ = d.bos_id, eos_id_ = d.eos_id, unk_id_ = d.unk_id, pad_id_ = d.pad_id;
-  space_prefix_ = d.space_prefix;
-  prefix_unless_present_ = d.space_prefix_unless_present;
-  escape_spaces_ = d.escape_spaces && !byte_level();
-  byte_fallback_ = d.byte_fallback;
-  fuse_unknown_ = d.fuse_unknown;
-  if (Status status = build_splits(d); !status) return status;
-  build_texts(d);
-  specials_.set_trims(d.trims);
-  if (kind_ != VocabularyKind::kUnigram) build_merges(d);
-  build_bytes();
-  build_ends(d);
-  return {};
-}
 
 void Tokenizer::Impl::encode(std::string_view text, bool add_special, bool parse_special,
                              std::vector<int32_t>& out) const {
@@ -426,7 +114,8 @@ void Tokenizer::Impl::merge_word(std::string_view word, Scratch& s) const {
     for (uint32_t at = 0; at < word.size();) {
       const Utf8Step step = utf8_step(word, at);
       const uint32_t bytes = step.valid ? uint32_t(step.bytes) : 1;
-      symbols.push_back({table_.find(word.substr(at, bytes)), at, at + bytes});
+      const int32_t id = bytes == 1 ? one_byte_ids_[uint8_t(word[at])] : table_.find(word.substr(at, bytes));
+      symbols.push_back({id, at, at + bytes});
       at += bytes;
     }
   }
@@ -435,7 +124,10 @@ void Tokenizer::Impl::merge_word(std::string_view word, Scratch& s) const {
   } else if (!score_ranks_.empty()) {
     merge_symbols(s.merge, [this, word](const Symbol& l, const Symbol& r) -> MergeTable::Merge {
       const size_t bytes = r.end - l.begin;
-      const int32_t id = bytes > max_token_bytes_ ? -1 : table_.find(word.substr(l.begin, bytes));
+      const char* p = word.data() + l.begin;
+      const int32_t id = bytes == 2                 ? two_byte_ids_[size_t(uint8_t(p[0])) << 8 | uint8_t(p[1])]
+                         : bytes > max_token_bytes_ ? -1
+                                                    : table_.find({p, bytes});
       return id < 0 ? MergeTable::Merge{} : MergeTable::Merge{score_ranks_[size_t(id)], id};
     });
   }
