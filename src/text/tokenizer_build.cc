@@ -208,7 +208,8 @@ void Tokenizer::Impl::build_bytes() {
 
 Status Tokenizer::Impl::build_splits(VocabularyData& d) {
   PreTokenizerTraits traits;
-  if (byte_level() && d.splits.empty()) {
+  const bool named = byte_level() && d.splits.empty();
+  if (named) {
     Result<PreTokenizerTraits> known = pre_tokenizer_traits(d.pre);
     if (!known) return known.error();
     traits = std::move(*known);
@@ -226,7 +227,8 @@ Status Tokenizer::Impl::build_splits(VocabularyData& d) {
   add_eos_ = d.add_eos.value_or(kind_ == VocabularyKind::kUnigram);
   add_space_prefix_ =
       !byte_level() && d.add_space_prefix.value_or(true) && d.space_prefix != SpacePrefix::kNever;
-  if (byte_level() && d.add_space_prefix.value_or(false)) add_space_prefix_ = true;
+  // GGUF files say add_space_prefix for byte-level vocabularies too, and llama.cpp does not act on it.
+  if (byte_level() && !named && d.add_space_prefix.value_or(false)) add_space_prefix_ = true;
   return {};
 }
 

@@ -85,6 +85,7 @@ struct VocabularyData {
   std::vector<int32_t> end_of_generation_ids;  // further ones that the files name (generation_config.json)
 
   // Unset: the default of the kind (byte-level: no BOS, no prefix; SentencePiece: BOS and prefix), or of pre.
+  // add_space_prefix of a byte-level vocabulary counts only with explicit splits.
   std::optional<bool> add_bos, add_eos, add_space_prefix, ignore_merges;
   SpacePrefix space_prefix = SpacePrefix::kAlways;  // where add_space_prefix holds
   bool space_prefix_unless_present = false;         // no prefix before a stretch that starts with a space
