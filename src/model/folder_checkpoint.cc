@@ -79,12 +79,13 @@ class FolderCheckpoint final : public Checkpoint {
     const std::string path = folder_ + "/config.json";
     Result<JsonValues> config = JsonValues::parse(*text, path);
     if (!config) return config.error();
-    if (config->has("quantization_config")) {
-      const std::string method(config->string("quantization_config.quant_method").value_or("unknown"));
+    for (const std::string section : {"quantization_config", "text_config.quantization_config"}) {
+      if (!config->has(section)) continue;
+      const std::string method(config->string(section + ".quant_method").value_or("unknown"));
       return Error{ErrorCode::kUnsupported,
-                   fmt::format("{}: key 'quantization_config': method {} is not supported yet; use an "
-                               "unquantized folder or a GGUF file",
-                               path, shown(method))};
+                   fmt::format("{}: key {}: method {} is not supported yet; use an unquantized "
+                               "folder or a GGUF file",
+                               path, shown(section), shown(method))};
     }
     const std::optional<std::string_view> type = config->string("model_type");
     if (!type) return Error{ErrorCode::kCorrupt, fmt::format("{}: key 'model_type' is missing", path)};

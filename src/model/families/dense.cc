@@ -70,6 +70,9 @@ void read_config_sizes(Numbers& n, const ConfigDefaults& d, ModelSpec& spec) {
   spec.vocab = n.integer("vocab_size", 1, kMaxVocab, or_required(d.vocab));
   spec.context = n.integer("max_position_embeddings", 1, kMaxContext, or_required(d.context));
   spec.norm_eps = n.real("rms_norm_eps", 0, 0.1, d.norm_eps);
+  if (n.real("partial_rotary_factor", 0, 1, 1.f) != 1) {
+    n.refuse("partial_rotary_factor", "heads that rotate in part are not supported");
+  }
   spec.tied_head = n.flag("tie_word_embeddings", d.tied_head);
   if (const std::string activation = n.text(d.activation_key, d.activation); activation != d.activation) {
     n.refuse(d.activation_key,

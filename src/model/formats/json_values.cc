@@ -21,7 +21,7 @@ struct JsonFlattener {
     for (const dom::key_value_pair& field : o) {
       const std::string key = prefix + std::string(field.key);
       if (field.value.is_object()) {
-        if (!out.objects_.emplace(key, true).second || out.values_.contains(key)) return twice(key);
+        if (!out.objects_.insert(key).second || out.values_.contains(key)) return twice(key);
         if (Status s = object(field.value.get_object().value_unsafe(), key + "."); !s) return s;
         continue;
       }

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -32,7 +33,7 @@ class JsonValues final : public KeyValues {
   using Value = std::variant<double, bool, std::string, std::vector<double>, std::vector<std::string>>;
   const Value* find(std::string_view key) const;
   std::map<std::string, Value, std::less<>> values_;
-  std::map<std::string, bool, std::less<>> objects_;
+  std::set<std::string, std::less<>> objects_;
 };
 
 }  // namespace sluice
