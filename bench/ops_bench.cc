@@ -1,4 +1,5 @@
-// What the CPU backend's ops reach on this machine: `ninja ops_bench && ops_bench [threads] [isa]`. One line
+// What the CPU backend's ops reach on this machine: `ninja ops_bench && ops_bench [threads [isa [family]]]`
+// (0 threads: one per core; isa "": the best; family: decode, prefill, rows or sample). One line
 // per case: time per call, bytes moved or operations done per second, and the share of what the machine was
 // measured to give. Not a test: figures depend on what else runs. docs/performance.md says how to read them.
 #include <time.h>
@@ -196,7 +197,8 @@ void row_lines(Backend& b) {
   }
 }
 
-int main_program(int threads, const std::string& isa) {
+int main_program(int threads, const std::string& isa, const std::string& only) {
+  const auto wanted = [&](const char* family) { return only.empty() || only == family; };
   auto made = make_cpu_backend({threads, isa});
   if (!made.ok()) return std::fprintf(stderr, "%s\n", made.error().message.c_str()), 1;
   Backend& b = **made;
@@ -212,19 +214,26 @@ int main_program(int threads, const std::string& isa) {
     std::printf("read %.1f GB/s; team dispatch %.2f us\n", limits.read_gb_s, t * 1e6);
   }
   const Shape smol{"smollm2", 30, 9, 3, 64}, gemma{"gemma3", 18, 4, 1, 256}, llama{"llama8b", 8, 32, 8, 128};
-  for (int depth : {0, 128, 1024, 8192}) attention_line(b, smol, 1, depth, 1, 0, limits);
-  for (int depth : {128, 1024}) attention_line(b, smol, 16, depth, 1, 0, limits);
-  for (int rows : {512, 1024}) attention_line(b, smol, 1, 0, rows, 0, limits);
-  attention_line(b, smol, 1, 1024, 512, 0, limits);
-  for (int depth : {128, 1024, 8192}) attention_line(b, gemma, 1, depth, 1, 0, limits);
-  attention_line(b, gemma, 1, 1024, 1, 512, limits);
-  attention_line(b, gemma, 1, 0, 512, 0, limits);
-  attention_line(b, llama, 1, 1024, 1, 0, limits);
-  attention_line(b, llama, 1, 0, 512, 0, limits);
-  rope_line(b, smol, 1, 1);
-  rope_line(b, smol, 16, 1);
-  rope_line(b, smol, 1, 512);
-  row_lines(b);
+  if (wanted("decode")) {
+    for (int depth : {0, 128, 1024, 8192}) attention_line(b, smol, 1, depth, 1, 0, limits);
+    for (int depth : {128, 1024}) attention_line(b, smol, 16, depth, 1, 0, limits);
+    for (int depth : {128, 1024, 8192}) attention_line(b, gemma, 1, depth, 1, 0, limits);
+    attention_line(b, gemma, 1, 1024, 1, 512, limits);
+    attention_line(b, llama, 1, 1024, 1, 0, limits);
+  }
+  if (wanted("prefill")) {
+    for (int rows : {512, 1024}) attention_line(b, smol, 1, 0, rows, 0, limits);
+    attention_line(b, smol, 1, 1024, 512, 0, limits);
+    attention_line(b, gemma, 1, 0, 512, 0, limits);
+    attention_line(b, llama, 1, 0, 512, 0, limits);
+  }
+  if (wanted("rows")) {
+    rope_line(b, smol, 1, 1);
+    rope_line(b, smol, 16, 1);
+    rope_line(b, smol, 1, 512);
+    row_lines(b);
+  }
+  if (!wanted("sample")) return 0;
   for (int vocab : {49152, 262144}) {
     for (int rows : {1, 16}) {
       sample_line(b, "greedy", rows, vocab, {});
@@ -253,5 +262,6 @@ int main_program(int threads, const std::string& isa) {
 }  // namespace sluice
 
 int main(int argc, char** argv) {
-  return sluice::main_program(argc > 1 ? std::atoi(argv[1]) : 0, argc > 2 ? argv[2] : "");
+  return sluice::main_program(argc > 1 ? std::atoi(argv[1]) : 0, argc > 2 ? argv[2] : "",
+                              argc > 3 ? argv[3] : "");
 }

@@ -23,7 +23,8 @@ std::vector<Candidate> candidates_and_judge() {
 
 class Sampling : public testing::TestWithParam<Candidate> {
  protected:
-  std::unique_ptr<Backend> backend_ = GetParam().isa == "reference" ? make_ref_backend() : make(GetParam());
+  std::unique_ptr<Backend> backend_ =
+      GetParam().isa == "reference" ? make_ref_backend() : make(GetParam(), 100003);
 
   // The rows' results; logits [rows, vocab] are copied, since sampling may overwrite them.
   std::vector<SampleResult> sample(std::vector<float> logits, std::vector<SampleRow> rows, float softcap = 0) {

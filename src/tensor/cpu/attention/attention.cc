@@ -62,9 +62,9 @@ void Attention::reserve(int max_tokens, int max_heads, int head_dim, int max_con
   const int64_t useful = int64_t(team_.size()) * 4 * kTileRows * chunks;  // split tiles are larger than a piece
   max_partial_rows_ = std::min<int64_t>(useful, kMaxPartialBytes / int64_t(padded * sizeof(float)));
   if (team_.size() == 1) max_partial_rows_ = 0;
-  partial_acc_.resize(size_t(max_partial_rows_) * padded + 16);
-  partial_max_.resize(size_t(max_partial_rows_));
-  partial_sum_.resize(size_t(max_partial_rows_));
+  partial_acc_ = ZeroedArray<float>(size_t(max_partial_rows_) * padded);
+  partial_max_ = ZeroedArray<float>(size_t(max_partial_rows_));
+  partial_sum_ = ZeroedArray<float>(size_t(max_partial_rows_));
   for (CachedPlan& p : plans_) {
     p.plan.tiles.reserve(size_t(max_tiles_));
     p.plan.items.reserve(size_t(max_tiles_ + max_partial_rows_));

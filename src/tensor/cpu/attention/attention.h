@@ -12,6 +12,7 @@
 #include "tensor/backend.h"
 #include "tensor/cpu/attention/chunk_kernel.h"
 #include "tensor/cpu/attention/plan.h"
+#include "tensor/cpu/host_memory.h"
 #include "tensor/cpu/team.h"
 
 namespace sluice::cpu {
@@ -65,8 +66,8 @@ class Attention {
   int head_dim_ = 0;  // scratch is for heads up to this wide
   int max_tiles_ = 0;
   int64_t max_partial_rows_ = 0;
-  std::vector<float> partial_acc_;  // [max_partial_rows, padded D]
-  std::vector<float> partial_max_, partial_sum_;
+  ZeroedArray<float> partial_acc_;  // [max_partial_rows, padded D]
+  ZeroedArray<float> partial_max_, partial_sum_;
   std::unique_ptr<std::atomic<int32_t>[]> chunks_left_;  // per tile
 };
 

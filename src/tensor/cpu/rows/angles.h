@@ -5,9 +5,9 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <vector>
 
 #include "tensor/backend.h"
+#include "tensor/cpu/host_memory.h"
 
 namespace sluice::cpu {
 
@@ -21,13 +21,13 @@ class AngleTable {
   const float* inv_freq_ = nullptr;  // what it was made for; null: nothing in this step
   int half_ = 0;
   float magnitude_ = 0;
-  std::vector<float> values_;  // [T][cos, sin][rotary / 2]
+  ZeroedArray<float> values_;  // [T][cos, sin][rotary / 2]
 };
 
 class AngleTables {
  public:
   void reserve(int max_tokens, int head_dim) {
-    for (AngleTable& t : tables_) t.values_.resize(size_t(max_tokens) * size_t(head_dim));
+    for (AngleTable& t : tables_) t.values_ = ZeroedArray<float>(size_t(max_tokens) * size_t(head_dim));
     begin_step();
   }
   void begin_step() {
