@@ -369,6 +369,13 @@ TEST_F(ApiTest, TheDeadlineOfTheHeaderReachesTheEngine) {
   EXPECT_EQ(post("/v1/completions", R"({"prompt":"a"})", "X-Request-Timeout-Ms: 5000\r\n").status, 200);
   EXPECT_GE(model_.scripted.request(0).deadline, before + 5'000'000'000);
   EXPECT_LE(model_.scripted.request(0).deadline, now_ns() + 5'000'000'000);
+  ServerConfig config;
+  config.request_timeout_ms = 1000;
+  start(config);
+  const size_t at = model_.scripted.submitted();
+  complete(R"("prompt":"a")");
+  EXPECT_LE(model_.scripted.request(at).deadline, now_ns() + 1'000'000'000);
+  EXPECT_GT(model_.scripted.request(at).deadline, 0);
   for (const char* bad : {"0", "-1", "x", "1.5", "99999999999"}) {
     expect_error(
         post("/v1/completions", R"({"prompt":"a"})", "X-Request-Timeout-Ms: " + std::string(bad) + "\r\n"), 400,

@@ -206,11 +206,12 @@ void Router::run_model_route(const Route& route, HttpRequest& request,
                              const std::shared_ptr<HttpExchange>& exchange, const std::string& id) {
   ApiCall call{*model_.load(std::memory_order_acquire), config_, model_name(), id};
   call.created = std::time(nullptr);
+  int limit_ms = config_.request_timeout_ms;
   if (const std::string_view timeout = request.header("x-request-timeout-ms"); !timeout.empty()) {
-    int limit_ms = 0;
-    const auto parsed = std::from_chars(timeout.data(), timeout.data() + timeout.size(), limit_ms);
-    if (parsed.ec != std::errc() || parsed.ptr != timeout.data() + timeout.size() || limit_ms < 1 ||
-        limit_ms > limits::kRequestTimeoutMaxMs) {
+    int asked_ms = 0;
+    const auto parsed = std::from_chars(timeout.data(), timeout.data() + timeout.size(), asked_ms);
+    const bool whole = parsed.ec == std::errc() && parsed.ptr == timeout.data() + timeout.size();
+    if (!whole || asked_ms < 1 || asked_ms > limits::kRequestTimeoutMaxMs) {
       return respond(
           exchange,
           error_response(400,
@@ -218,8 +219,9 @@ void Router::run_model_route(const Route& route, HttpRequest& request,
                          "x-request-timeout-ms"),
           id);
     }
-    call.deadline = request.received + TimeNs(limit_ms) * 1'000'000;
+    limit_ms = limit_ms > 0 ? std::min(limit_ms, asked_ms) : asked_ms;
   }
+  if (limit_ms > 0) call.deadline = request.received + TimeNs(limit_ms) * 1'000'000;
   const bool inline_work = request.body.size() <= limits::kInlineBodyBytes;
   auto job = std::make_shared<TextJob>(TextJob{route, std::move(request), exchange, std::move(call)});
   if (inline_work) {
