@@ -6,8 +6,9 @@
 namespace sluice {
 namespace {
 
-// A step that runs longer than this is no longer believed to end.
-constexpr TimeNs kStuckNs = 120'000'000'000;
+// A step that runs longer than this is no longer believed to end. Generous: a chunk of a large model on a slow
+// CPU may take minutes.
+constexpr TimeNs kStuckNs = 600'000'000'000;
 
 }  // namespace
 
