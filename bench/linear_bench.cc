@@ -179,7 +179,7 @@ void bench_shape(const Shape& s, Isa isa, Team& team, Backend& memory, const Opt
   const RandomRows rows(s);
   std::vector<Weight> copies;
   size_t bytes = 0;
-  while (bytes < (160u << 20)) {
+  while (bytes < (64u << 20)) {
     const Backend::PackSource source{&rows, {}};
     Result<Weight> w = pack_weight(memory, team, isa, {&source, 1});
     CHECK(w.ok());

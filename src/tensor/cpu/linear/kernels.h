@@ -22,6 +22,8 @@ void quantize_avx2(const float* x, int64_t stride, int64_t cols, const QuantRows
                    int64_t end);
 void tiles_avx2(const Job& job, int64_t tile_begin, int64_t tile_end);
 
+void quantize_avx512(const float* x, int64_t stride, int64_t cols, const QuantRows& out, int64_t begin,
+                     int64_t end);
 void tiles_avx512_vnni(const Job& job, int64_t tile_begin, int64_t tile_end);
 
 void tiles_amx(const Job& job, int64_t tile_begin, int64_t tile_end);

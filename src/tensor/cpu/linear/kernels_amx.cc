@@ -23,9 +23,9 @@ namespace sluice::cpu {
 namespace {
 
 // A panel with fewer rows than this is quicker on the AVX-512 kernels.
-constexpr int64_t kMinRows = 6;
+constexpr int64_t kMinRows = 12;
 constexpr int64_t kMaxColumns = 4096;  // int4 weights of a tile are unpacked on the stack
-constexpr int kPrefetchBytes = 2048;
+constexpr int kPrefetchBytes = 1280;
 
 // Tiles: 0, 1 sums (group g in g & 1); 2, 3 x; 4, 5 w. Constant data and not a local: gcc believes that
 // ldtilecfg reads a few bytes only and drops the stores to the others.
@@ -56,6 +56,9 @@ Quants unpack_nibbles(const PackedHeader& h, const std::byte* tile, std::byte* t
   const __m512i low = _mm512_set1_epi8(15);
   for (int64_t b = 0; b < h.blocks; ++b) {
     const std::byte* from = tile + b * h.block_bytes + h.quant_offset;
+    for (int i = 0; i < h.block_bytes; i += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(from) + kPrefetchBytes + i, _MM_HINT_T0);
+    }
     for (int i = 0; i < kBlock / kGroup; ++i) {
       for (int j = 0; j < kHalf; ++j) {
         const __m512i both = _mm512_loadu_si512(from + (i * kHalf + j) * 64);
@@ -106,7 +109,7 @@ template <int kSlot>
 }
 
 template <int kGroup, bool kMins>
-void panel_block(const PackedHeader& h, const std::byte* tile, const Quants& w, const Panel& x,
+void panel_block(const PackedHeader& h, const std::byte* tile, const Quants& w, bool prefetch, const Panel& x,
                  __m512 out[kPanelRows]) {
   constexpr int kGroups = kBlock / kGroup, kBytes = kGroup * kTileRows;
   alignas(64) int32_t dots[2][kPanelRows * kTileRows];
@@ -119,6 +122,11 @@ void panel_block(const PackedHeader& h, const std::byte* tile, const Quants& w, 
   for (int64_t b = 0; b < h.blocks; ++b) {
     const std::byte* block = tile + b * h.block_bytes;
     const std::byte* quants = w.data + b * w.block_stride;
+    if (prefetch) {
+      for (int i = 0; i < h.block_bytes; i += 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(block) + 2 * kPrefetchBytes + i, _MM_HINT_T0);
+      }
+    }
     const int8_t* xq = x.q + b * kBlock;
     const float* scales = x.scale + b * (kBlock / kXGroup) * kPanelRows;
     const float* fsums = x.fsum + b * kGroups * kPanelRows;
@@ -165,7 +173,7 @@ void integer_tiles(const Job& job, int64_t m_end, int64_t tile_begin, int64_t ti
       const QuantRow row = quant_row(job.xq, m);
       const Panel x{row.q, job.xq.groups * kXGroup, row.scale, kGroup == 16 ? row.fsum16 : row.fsum32};
       __m512 sums[kPanelRows];
-      panel_block<kGroup, kMins>(h, tile, w, x, sums);
+      panel_block<kGroup, kMins>(h, tile, w, m == job.m_begin && w.data != unpacked, x, sums);
       const int64_t rows = m_end - m < kPanelRows ? m_end - m : kPanelRows;
       float* out = job.out + m * job.out_stride + t * kTileRows;
       for (int64_t r = 0; r < rows; ++r) {

@@ -3,8 +3,8 @@
 //
 // Integers: a 32-byte vector is 4 columns of 8 rows. maddubs (u8 x s8, pairs added in 16 bits) is exact only
 // while the pair fits 16 bits, so the weights' range decides how often sums are widened to 32 bits (struct
-// *Quants below). A block is 4 rows of x times 16 rows of w: 8 sums, 4 weight vectors, one broadcast of x and a
-// product fill the 16 registers. The float sums live in L1.
+// *Quants below). A block is 4 rows of x times 16 rows of w: 8 sums, 2 weight vectors, a broadcast of x and a
+// product stay in the 16 registers. The float sums live in L1.
 #include <immintrin.h>
 
 #include "tensor/cpu/linear/kernels.h"
@@ -19,11 +19,28 @@
 namespace sluice::cpu {
 namespace {
 
-constexpr int kMaxRows = 4;  // rows of x in a block
-constexpr int kPrefetchBytes = 2048;
+constexpr int kPrefetchBytes = 1280;
 
 [[gnu::always_inline]] inline __m256i load(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
+
+// The inner loop's three instructions are written out: gcc 12 takes sums of vectors apart, puts them together
+// in another order, and keeps all products and operands alive in memory meanwhile (a third of the speed).
+// Volatile, so that they stay in the order of the text.
+[[gnu::always_inline]] inline __m256i broadcast4(const int8_t* p) {
+  __m256i v;
+  asm volatile("vpbroadcastd %1, %0" : "=x"(v) : "m"(*reinterpret_cast<const int8_t(*)[4]>(p)));
+  return v;
+}
+[[gnu::always_inline]] inline __m256i multiply(__m256i w, __m256i x) {
+  __m256i v;
+  asm volatile("vpmaddubsw %2, %1, %0" : "=x"(v) : "x"(w), "x"(x));
+  return v;
+}
+[[gnu::always_inline]] inline void multiply_add(__m256i& sum, __m256i w, __m256i x) {
+  __m256i v;
+  asm volatile("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sum), "=&x"(v) : "x"(w), "x"(x));
 }
 
 // Scales of 8 rows.
@@ -33,12 +50,15 @@ constexpr int kPrefetchBytes = 2048;
       _mm_loadu_si128(reinterpret_cast<const __m128i*>(reinterpret_cast<const uint16_t*>(p) + i)));
 }
 
+// Rows of quantized x, neighbours in a panel. Of group g, row m's numbers lie at [g * step + m].
 struct Rows {
-  const int8_t* q[kMaxRows];
-  const float* scale[kMaxRows];
-  const int32_t* unbias[kMaxRows];  // per weight group
-  const float* fsum[kMaxRows];
-  int64_t step;  // from group to group of the three
+  const int8_t* q;
+  int64_t q_stride;
+  const float* scale;
+  const int32_t*
+      unbias;         // per weight group: -16 * (sum of columns 0, 1 mod 4; of columns 2, 3 mod 4) as 2 x i16
+  const float* fsum;  // per weight group
+  int64_t step;
 };
 
 // A tile as the kernels walk it, block by block. Scales lie in the block, or widened to f32 beside it when many
@@ -51,90 +71,135 @@ struct Tile {
   int64_t scale_stride;   // from block to block
   bool scales_f32;
   bool prefetch;  // first to touch these weights
-  bool biased;    // quants were shifted by Q::kBias
 };
 
-// Sums in 16 bits of maddubs products, widened every kPairs products.
-// 4 bits: 15 * 127 * 2 * 8 = 30480; 5 bits: 31 * 127 * 2 * 4 = 31496; 6 bits: 63 * 127 * 2 * 2 = 32004.
+// How a format's products are summed. A 16-bit lane gets 2 columns of each 4, so in a group of 32 it sums 16
+// products, in one of 16 it sums 8. Widening to 32 bits waits for the group's end wherever the sum fits: 4
+// bits, 0..15: 15 * 127 * 16 = 30480.
 struct Int4Quants {
-  static constexpr bool kNibbles = true, kSigned = false;
-  static constexpr int kPairs = 8, kBias = 0;
+  static constexpr bool kNibbles = true;
+  static constexpr int kUnbiasShift = -1;
 };
+// The same, unpacked to a byte each beside the weight, when many rows of x share the work.
+struct UnpackedInt4Quants {
+  static constexpr bool kNibbles = false;
+  static constexpr int kUnbiasShift = -1;
+};
+// 5 bits, -16..15, stored + 16: the sums of the stored bytes wrap around, but starting from minus 16 times the
+// lane's sum of x they end at the true sum, and that fits: 16 * 127 * 16 = 32512.
 struct Int5Quants {
-  static constexpr bool kNibbles = false, kSigned = false;
-  static constexpr int kPairs = 4, kBias = 16;
+  static constexpr bool kNibbles = false;
+  static constexpr int kUnbiasShift = 0;
 };
+// 6 bits, -32..31, stored + 32, in groups of 16 only: 32 * 127 * 8 = 32512.
 struct Int6Quants {
-  static constexpr bool kNibbles = false, kSigned = false;
-  static constexpr int kPairs = 2, kBias = 32;
+  static constexpr bool kNibbles = false;
+  static constexpr int kUnbiasShift = 1;
 };
-// All 8 bits: |w| * (x with w's sign), 128 * 127 * 2 = 32512, so each product is widened alone.
+// The others widen on the way. 5 bits, 0..31: every 4 products of pairs, 31 * 127 * 2 * 4 = 31496.
+struct UnsignedInt5Quants {
+  static constexpr int kPairs = 4;
+  static constexpr bool kNibbles = false, kSigned = false;
+};
+// All 8 bits: |w| * (x with w's sign), each pair of products alone: 128 * 127 * 2 = 32512.
 struct Int8Quants {
+  static constexpr int kPairs = 1;
   static constexpr bool kNibbles = false, kSigned = true;
-  static constexpr int kPairs = 1, kBias = 0;
 };
 
-template <typename Q>
-[[gnu::always_inline]] inline __m256i product(__m256i w, __m256i w_abs, __m256i x) {
-  if constexpr (Q::kSigned) return _mm256_maddubs_epi16(w_abs, _mm256_sign_epi8(x, w));
-  return _mm256_maddubs_epi16(w, x);
+template <int kRows>
+[[gnu::always_inline]] inline void add_products(__m256i w0, __m256i w1, const int8_t* q, int64_t q_stride,
+                                                bool fresh, __m256i sums[kRows][2]) {
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; ++m) {
+    const __m256i x = broadcast4(q + m * q_stride);
+    if (fresh) {
+      sums[m][0] = multiply(w0, x);
+      sums[m][1] = multiply(w1, x);
+    } else {
+      multiply_add(sums[m][0], w0, x);
+      multiply_add(sums[m][1], w1, x);
+    }
+  }
 }
 
-// The integer dot products of one group: rows of x times both halves of the tile.
+// The integer dot products of group g: rows of x times both halves of the tile. Here for sums that fit 16 bits.
 template <typename Q, int kGroup, int kRows>
-[[gnu::always_inline]] inline void group_dots(const uint8_t* w, const Rows& rows, int64_t column,
-                                              __m256i dots[kRows][2]) {
-  const __m256i ones = _mm256_set1_epi16(1);
+[[gnu::always_inline]] inline void group_dots(const uint8_t* w, const Rows& rows, int64_t g,
+                                              __m256i dots[kRows][2]) requires requires {
+  Q::kUnbiasShift;
+}
+{
   constexpr int kQuads = kGroup / 4;
-  constexpr int kPairs = Q::kPairs < kQuads ? Q::kPairs : kQuads;
-  if constexpr (Q::kNibbles) {
-    const __m256i low = _mm256_set1_epi8(15);
-    __m256i sums[kRows][2];
-#pragma GCC unroll 8
-    for (int j = 0; j < kQuads / 2; ++j) {
-      const __m256i w0 = load(w + j * 64), w1 = load(w + j * 64 + 32);
-      const __m256i low0 = _mm256_and_si256(w0, low), low1 = _mm256_and_si256(w1, low);
-      const __m256i high0 = _mm256_and_si256(_mm256_srli_epi16(w0, 4), low);
-      const __m256i high1 = _mm256_and_si256(_mm256_srli_epi16(w1, 4), low);
-#pragma GCC unroll 8
-      for (int m = 0; m < kRows; ++m) {
-        const int8_t* q = rows.q[m] + column + j * 4;
-        int32_t first, second;
-        __builtin_memcpy(&first, q, 4);
-        __builtin_memcpy(&second, q + kGroup / 2, 4);
-        const __m256i x0 = _mm256_set1_epi32(first), x1 = _mm256_set1_epi32(second);
-        const __m256i p0 = _mm256_maddubs_epi16(low0, x0), p1 = _mm256_maddubs_epi16(low1, x0);
-        sums[m][0] = j == 0 ? p0 : _mm256_add_epi16(sums[m][0], p0);
-        sums[m][1] = j == 0 ? p1 : _mm256_add_epi16(sums[m][1], p1);
-        sums[m][0] = _mm256_add_epi16(sums[m][0], _mm256_maddubs_epi16(high0, x1));
-        sums[m][1] = _mm256_add_epi16(sums[m][1], _mm256_maddubs_epi16(high1, x1));
-      }
-    }
+  const int8_t* q = rows.q + g * kGroup;
+  __m256i sums[kRows][2];
+  constexpr bool kBiased = Q::kUnbiasShift >= 0;
+  if constexpr (kBiased) {
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m) {
-      dots[m][0] = _mm256_madd_epi16(sums[m][0], ones);
-      dots[m][1] = _mm256_madd_epi16(sums[m][1], ones);
+      const __m256i unbias = _mm256_set1_epi32(rows.unbias[g * rows.step + m]);
+      sums[m][0] = sums[m][1] = _mm256_slli_epi16(unbias, Q::kUnbiasShift);
+    }
+  }
+  if constexpr (Q::kNibbles) {
+    const __m256i low = _mm256_set1_epi8(15);
+#pragma GCC unroll 8
+    for (int j = 0; j < kQuads / 2; ++j) {
+      const __m256i w0 = _mm256_and_si256(load(w + j * 64), low),
+                    w1 = _mm256_and_si256(load(w + j * 64 + 32), low);
+      add_products<kRows>(w0, w1, q + j * 4, rows.q_stride, j == 0, sums);
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < kQuads / 2; ++j) {
+      const __m256i w0 = _mm256_and_si256(_mm256_srli_epi16(load(w + j * 64), 4), low);
+      const __m256i w1 = _mm256_and_si256(_mm256_srli_epi16(load(w + j * 64 + 32), 4), low);
+      add_products<kRows>(w0, w1, q + kGroup / 2 + j * 4, rows.q_stride, false, sums);
     }
   } else {
-    __m256i sums[kRows][2];
 #pragma GCC unroll 8
     for (int j = 0; j < kQuads; ++j) {
-      const __m256i w0 = load(w + j * 64), w1 = load(w + j * 64 + 32);
-      const __m256i a0 = Q::kSigned ? _mm256_abs_epi8(w0) : w0, a1 = Q::kSigned ? _mm256_abs_epi8(w1) : w1;
+      add_products<kRows>(load(w + j * 64), load(w + j * 64 + 32), q + j * 4, rows.q_stride, j == 0 && !kBiased,
+                          sums);
+    }
+  }
+  const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; ++m) {
+    dots[m][0] = _mm256_madd_epi16(sums[m][0], ones);
+    dots[m][1] = _mm256_madd_epi16(sums[m][1], ones);
+  }
+}
+
+// And for those that are widened every kPairs products.
+template <typename Q, int kGroup, int kRows>
+[[gnu::always_inline]] inline void group_dots(const uint8_t* w, const Rows& rows, int64_t g,
+                                              __m256i dots[kRows][2]) requires requires {
+  Q::kPairs;
+}
+{
+  constexpr int kQuads = kGroup / 4;
+  const int8_t* q = rows.q + g * kGroup;
+  const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 8
+  for (int half = 0; half < 2; ++half) {
+    __m256i sums[kRows];
+#pragma GCC unroll 8
+    for (int j = 0; j < kQuads; ++j) {
+      const __m256i quants = load(w + j * 64 + half * 32);
+      const __m256i magnitude = Q::kSigned ? _mm256_abs_epi8(quants) : quants;
+      const bool fresh = j % Q::kPairs == 0, flush = j % Q::kPairs == Q::kPairs - 1, first = j / Q::kPairs == 0;
 #pragma GCC unroll 8
       for (int m = 0; m < kRows; ++m) {
-        int32_t four;
-        __builtin_memcpy(&four, rows.q[m] + column + j * 4, 4);
-        const __m256i x = _mm256_set1_epi32(four);
-        const __m256i p0 = product<Q>(w0, a0, x), p1 = product<Q>(w1, a1, x);
-        const bool fresh = j % kPairs == 0, flush = j % kPairs == kPairs - 1, first = j / kPairs == 0;
-        sums[m][0] = fresh ? p0 : _mm256_add_epi16(sums[m][0], p0);
-        sums[m][1] = fresh ? p1 : _mm256_add_epi16(sums[m][1], p1);
-        if (flush) {
-          const __m256i d0 = _mm256_madd_epi16(sums[m][0], ones), d1 = _mm256_madd_epi16(sums[m][1], ones);
-          dots[m][0] = first ? d0 : _mm256_add_epi32(dots[m][0], d0);
-          dots[m][1] = first ? d1 : _mm256_add_epi32(dots[m][1], d1);
+        __m256i x = broadcast4(q + m * rows.q_stride + j * 4);
+        if constexpr (Q::kSigned) x = _mm256_sign_epi8(x, quants);
+        if (fresh) {
+          sums[m] = multiply(magnitude, x);
+        } else {
+          multiply_add(sums[m], magnitude, x);
         }
+        if (!flush) continue;
+        const __m256i dot = _mm256_madd_epi16(sums[m], ones);
+        dots[m][half] = first ? dot : _mm256_add_epi32(dots[m][half], dot);
       }
     }
   }
@@ -150,18 +215,9 @@ template <typename Q, int kGroup, int kRows>
                s1 = load_scales(scales, i * 16 + 8, t.scales_f32);
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) {
-    __m256i d0 = dots[m][0], d1 = dots[m][1];
-    if constexpr (Q::kBias != 0) {
-      if (t.biased) {
-        const __m256i of_128 = _mm256_set1_epi32(rows.unbias[m][g * rows.step]);
-        const __m256i unbias = _mm256_srai_epi32(of_128, Q::kBias == 16 ? 3 : 2);
-        d0 = _mm256_add_epi32(d0, unbias);
-        d1 = _mm256_add_epi32(d1, unbias);
-      }
-    }
-    const __m256 x_scale = _mm256_broadcast_ss(rows.scale[m] + (kGroup == 16 ? g / 2 : g) * rows.step);
-    sums[m][0] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(d0), s0), x_scale, sums[m][0]);
-    sums[m][1] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(d1), s1), x_scale, sums[m][1]);
+    const __m256 x_scale = _mm256_broadcast_ss(rows.scale + (kGroup == 16 ? g / 2 : g) * rows.step + m);
+    sums[m][0] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dots[m][0]), s0), x_scale, sums[m][0]);
+    sums[m][1] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dots[m][1]), s1), x_scale, sums[m][1]);
   }
   if (t.mins) {
     const std::byte* mins = t.mins + block * t.scale_stride;
@@ -169,7 +225,7 @@ template <typename Q, int kGroup, int kRows>
                  min1 = load_scales(mins, i * 16 + 8, t.scales_f32);
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m) {
-      const __m256 x_sum = _mm256_broadcast_ss(rows.fsum[m] + g * rows.step);
+      const __m256 x_sum = _mm256_broadcast_ss(rows.fsum + g * rows.step + m);
       sums[m][0] = _mm256_fmadd_ps(min0, x_sum, sums[m][0]);
       sums[m][1] = _mm256_fmadd_ps(min1, x_sum, sums[m][1]);
     }
@@ -181,6 +237,7 @@ template <typename Q, int kGroup, int kRows>
 [[gnu::always_inline]] inline void tile_dots(const Tile& t, const Rows& rows, int64_t blocks,
                                              __m256 sums[kRows][2]) {
   constexpr int kBytes = kGroup * kTileRows / (Q::kNibbles ? 2 : 1);
+#pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) sums[m][0] = sums[m][1] = _mm256_setzero_ps();
   for (int64_t b = 0; b < blocks; ++b) {
     const std::byte* block = t.block + b * t.block_bytes;
@@ -194,7 +251,7 @@ template <typename Q, int kGroup, int kRows>
     for (int i = 0; i < kBlock / kGroup; ++i) {
       __m256i dots[kRows][2];
       group_dots<Q, kGroup, kRows>(reinterpret_cast<const uint8_t*>(block) + i * kBytes, rows,
-                                   b * kBlock + i * kGroup, dots);
+                                   b * (kBlock / kGroup) + i, dots);
       add_group<Q, kGroup, kRows>(t, rows, b, i, dots, sums);
     }
   }
@@ -226,75 +283,104 @@ struct Out {
 
 template <typename Q, int kGroup, int kRows>
 void integer_block(const Tile& tile, const Job& job, int64_t m, const Out& out) {
-  Rows rows;
-  rows.step = job.xq.panel;
-  for (int i = 0; i < kRows; ++i) {
-    const QuantRow r = quant_row(job.xq, m + i);
-    rows.q[i] = r.q;
-    rows.scale[i] = r.scale;
-    rows.unbias[i] = kGroup == 16 ? r.unbias16 : r.unbias32;
-    rows.fsum[i] = kGroup == 16 ? r.fsum16 : r.fsum32;
-  }
+  const QuantRow r = quant_row(job.xq, m);
+  const Rows rows{r.q,
+                  job.xq.groups * kXGroup,
+                  r.scale,
+                  kGroup == 16 ? r.unbias16 : r.unbias32,
+                  kGroup == 16 ? r.fsum16 : r.fsum32,
+                  r.step};
   __m256 sums[kRows][2];
   tile_dots<Q, kGroup, kRows>(tile, rows, job.header->blocks, sums);
+#pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
     store_row(out.data + (m + i) * out.stride, sums[i][0], sums[i][1], out.bias, out.valid);
   }
 }
 
-// Scales and mins of one tile as f32, so that blocks of x rows after the first don't convert them again.
-struct WideScales {
-  static constexpr int64_t kMaxBlocks = 256;  // K up to 16384
-  alignas(32) float data[kMaxBlocks * (kBlock / 16) * kTileRows * 2];
+// One tile prepared for many rows of x: scales and mins as f32, nibbles as bytes.
+struct Prepared {
+  static constexpr int64_t kMaxBlocks = 64;  // K up to 4096
+  static constexpr int64_t kMinRows = 9;
+  alignas(32) float scales[kMaxBlocks * (kBlock / 16) * kTileRows * 2];
+  alignas(32) uint8_t quants[kMaxBlocks * kBlock * kTileRows];
 };
 
 template <int kGroup>
-void widen_scales(const PackedHeader& h, WideScales& wide, Tile& t) {
+void widen_scales(const PackedHeader& h, Prepared& prepared, Tile& t) {
   constexpr int kFloats = kBlock / kGroup * kTileRows;
-  float* mins = wide.data + h.blocks * kFloats;
+  float* mins = prepared.scales + h.blocks * kFloats;
   for (int64_t b = 0; b < h.blocks; ++b) {
     for (int i = 0; i < kFloats; i += 8) {
-      _mm256_store_ps(wide.data + b * kFloats + i, load_scales(t.scales + b * h.block_bytes, i, false));
-      if (t.mins) _mm256_store_ps(mins + b * kFloats + i, load_scales(t.mins + b * h.block_bytes, i, false));
+      const int64_t at = b * t.scale_stride;
+      _mm256_store_ps(prepared.scales + b * kFloats + i, load_scales(t.scales + at, i, t.scales_f32));
+      if (t.mins) _mm256_store_ps(mins + b * kFloats + i, load_scales(t.mins + at, i, t.scales_f32));
     }
   }
-  t.scales = reinterpret_cast<const std::byte*>(wide.data);
+  t.scales = reinterpret_cast<const std::byte*>(prepared.scales);
   if (t.mins) t.mins = reinterpret_cast<const std::byte*>(mins);
   t.scale_stride = kFloats * 4;
   t.scales_f32 = true;
 }
 
+template <int kGroup>
+void unpack_nibbles(const PackedHeader& h, Prepared& prepared, Tile& t) {
+  constexpr int kHalf = kGroup / 2 * kTileRows;  // bytes of a group, packed: half as many as unpacked
+  const __m256i low = _mm256_set1_epi8(15);
+  for (int64_t b = 0; b < h.blocks; ++b) {
+    const std::byte* from = t.block + b * t.block_bytes;
+    for (int64_t i = 0; i < kBlock / 2 * kTileRows; i += 32) {
+      _mm_prefetch(reinterpret_cast<const char*>(from + i) + kPrefetchBytes, _MM_HINT_T0);
+      const __m256i both = load(from + i);
+      uint8_t* out = prepared.quants + b * kBlock * kTileRows + i / kHalf * 2 * kHalf + i % kHalf;
+      _mm256_store_si256(reinterpret_cast<__m256i*>(out), _mm256_and_si256(both, low));
+      _mm256_store_si256(reinterpret_cast<__m256i*>(out + kHalf),
+                         _mm256_and_si256(_mm256_srli_epi16(both, 4), low));
+    }
+  }
+  t.block = reinterpret_cast<const std::byte*>(prepared.quants);
+  t.block_bytes = kBlock * kTileRows;
+  t.prefetch = false;
+}
+
+template <typename Q, int kGroup>
+void integer_rows(const Job& job, Tile tile, const Out& out) {
+  int64_t m = job.m_begin;
+  for (; m + 4 <= job.m_end; m += 4) {
+    integer_block<Q, kGroup, 4>(tile, job, m, out);
+    tile.prefetch = false;
+  }
+  switch (job.m_end - m) {
+    case 3:
+      return integer_block<Q, kGroup, 3>(tile, job, m, out);
+    case 2:
+      return integer_block<Q, kGroup, 2>(tile, job, m, out);
+    case 1:
+      return integer_block<Q, kGroup, 1>(tile, job, m, out);
+    default:
+      return;
+  }
+}
+
 template <typename Q, int kGroup>
 void integer_tiles(const Job& job, int64_t tile_begin, int64_t tile_end) {
   const PackedHeader& h = *job.header;
-  WideScales wide;
+  Prepared prepared;
   for (int64_t t = tile_begin; t < tile_end; ++t) {
     const std::byte* p = job.tiles + t * h.tile_bytes;
-    Tile tile{p + h.quant_offset, h.block_bytes, p,    h.has_min ? p + h.min_offset : nullptr,
-              h.block_bytes,      h.scales_f32,  true, h.bias != 0};
+    Tile tile{p + h.quant_offset, h.block_bytes, p,   h.has_min ? p + h.min_offset : nullptr,
+              h.block_bytes,      h.scales_f32,  true};
     const Out out{job.out + t * kTileRows, job.out_stride, job.bias ? job.bias + t * kTileRows : nullptr,
                   tile_rows(h, t)};
-    int64_t m = job.m_begin;
-    for (; m + 4 <= job.m_end; m += 4) {
-      integer_block<Q, kGroup, 4>(tile, job, m, out);
-      if (m == job.m_begin && job.m_end - m > 8 && !h.scales_f32 && h.blocks <= WideScales::kMaxBlocks) {
-        widen_scales<kGroup>(h, wide, tile);
+    if (job.m_end - job.m_begin >= Prepared::kMinRows && h.blocks <= Prepared::kMaxBlocks) {
+      widen_scales<kGroup>(h, prepared, tile);
+      if constexpr (Q::kNibbles) {
+        unpack_nibbles<kGroup>(h, prepared, tile);
+        integer_rows<UnpackedInt4Quants, kGroup>(job, tile, out);
+        continue;
       }
-      tile.prefetch = false;
     }
-    switch (job.m_end - m) {
-      case 3:
-        integer_block<Q, kGroup, 3>(tile, job, m, out);
-        break;
-      case 2:
-        integer_block<Q, kGroup, 2>(tile, job, m, out);
-        break;
-      case 1:
-        integer_block<Q, kGroup, 1>(tile, job, m, out);
-        break;
-      default:
-        break;
-    }
+    integer_rows<Q, kGroup>(job, tile, out);
   }
 }
 
@@ -318,15 +404,17 @@ struct Bf16 {
 };
 
 template <typename E, int kRows>
-void float_block(const typename E::Element* w, const Job& job, int64_t m, const Out& out) {
+void float_block(const typename E::Element* w, bool prefetch, const Job& job, int64_t m, const Out& out) {
   __m256 sums[kRows][2];
   const float* x[kRows];
+#pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
     sums[i][0] = sums[i][1] = _mm256_setzero_ps();
     x[i] = job.x + (m + i) * job.x_stride;
   }
   const int64_t cols = job.header->cols;
   for (int64_t k = 0; k < cols; ++k) {
+    if (prefetch) _mm_prefetch(reinterpret_cast<const char*>(w + k * kTileRows) + kPrefetchBytes, _MM_HINT_T0);
     const __m256 w0 = E::load8(w + k * kTileRows), w1 = E::load8(w + k * kTileRows + 8);
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
@@ -335,6 +423,7 @@ void float_block(const typename E::Element* w, const Job& job, int64_t m, const 
       sums[i][1] = _mm256_fmadd_ps(w1, xk, sums[i][1]);
     }
   }
+#pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
     store_row(out.data + (m + i) * out.stride, sums[i][0], sums[i][1], out.bias, out.valid);
   }
@@ -348,16 +437,23 @@ void float_tiles(const Job& job, int64_t tile_begin, int64_t tile_end) {
     const Out out{job.out + t * kTileRows, job.out_stride, job.bias ? job.bias + t * kTileRows : nullptr,
                   tile_rows(h, t)};
     int64_t m = job.m_begin;
-    for (; m + 4 <= job.m_end; m += 4) float_block<E, 4>(w, job, m, out);
+    for (; m + 6 <= job.m_end; m += 6) float_block<E, 6>(w, m == job.m_begin, job, m, out);
+    const bool prefetch = m == job.m_begin;
     switch (job.m_end - m) {
+      case 5:
+        float_block<E, 5>(w, prefetch, job, m, out);
+        break;
+      case 4:
+        float_block<E, 4>(w, prefetch, job, m, out);
+        break;
       case 3:
-        float_block<E, 3>(w, job, m, out);
+        float_block<E, 3>(w, prefetch, job, m, out);
         break;
       case 2:
-        float_block<E, 2>(w, job, m, out);
+        float_block<E, 2>(w, prefetch, job, m, out);
         break;
       case 1:
-        float_block<E, 1>(w, job, m, out);
+        float_block<E, 1>(w, prefetch, job, m, out);
         break;
       default:
         break;
@@ -407,18 +503,20 @@ void float_tiles(const Job& job, int64_t tile_begin, int64_t tile_end) {
   const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), order);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(row.q + g * kXGroup), bytes);
 
-  // Sums of both halves: u8 ones times s8.
-  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
-  const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-  __m256i s = _mm256_add_epi32(fours, _mm256_shuffle_epi32(fours, 0x4e));
-  s = _mm256_add_epi32(s, _mm256_shuffle_epi32(s, 0xb1));
-  const int32_t first = _mm256_extract_epi32(s, 0), second = _mm256_extract_epi32(s, 4);
+  // Of each half of 16 columns the sums of columns 0, 1 mod 4 and 2, 3 mod 4, as pairs of 16 bits.
+  __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+  pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0x4e));
+  pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0xb1));
+  const __m256i unbias = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16(pairs, 4));
+  const __m256i sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  const __m128i unbias0 = _mm256_castsi256_si128(unbias), unbias1 = _mm256_extracti128_si256(unbias, 1);
+  const int32_t first = _mm256_cvtsi256_si32(sums), second = _mm256_extract_epi32(sums, 4);
   const int64_t step = row.step;
   row.scale[g * step] = scale;
-  row.unbias32[g * step] = -128 * (first + second);
+  row.unbias32[g * step] = _mm_cvtsi128_si32(_mm_add_epi16(unbias0, unbias1));
   row.fsum32[g * step] = float(first + second) * scale;
-  row.unbias16[2 * g * step] = -128 * first;
-  row.unbias16[(2 * g + 1) * step] = -128 * second;
+  row.unbias16[2 * g * step] = _mm_cvtsi128_si32(unbias0);
+  row.unbias16[(2 * g + 1) * step] = _mm_cvtsi128_si32(unbias1);
   row.fsum16[2 * g * step] = float(first) * scale;
   row.fsum16[(2 * g + 1) * step] = float(second) * scale;
 }
@@ -427,8 +525,11 @@ template <int kGroup>
 void integer_kernels(const Job& job, int64_t tile_begin, int64_t tile_end) {
   const PackedHeader& h = *job.header;
   if (h.element == WeightElement::int4) return integer_tiles<Int4Quants, kGroup>(job, tile_begin, tile_end);
-  if (h.max_quant <= 31) return integer_tiles<Int5Quants, kGroup>(job, tile_begin, tile_end);
-  if (h.max_quant <= 63) return integer_tiles<Int6Quants, kGroup>(job, tile_begin, tile_end);
+  if (h.bias == 16) return integer_tiles<Int5Quants, kGroup>(job, tile_begin, tile_end);
+  if constexpr (kGroup == 16) {
+    if (h.bias == 32) return integer_tiles<Int6Quants, kGroup>(job, tile_begin, tile_end);
+  }
+  if (h.max_quant <= 31) return integer_tiles<UnsignedInt5Quants, kGroup>(job, tile_begin, tile_end);
   integer_tiles<Int8Quants, kGroup>(job, tile_begin, tile_end);
 }
 

@@ -19,20 +19,13 @@ namespace sluice::cpu {
 namespace {
 
 constexpr int kMaxRows = 8;  // rows of x in a block
-constexpr int kPrefetchBytes = 2048;
+constexpr int kPrefetchBytes = 1280;
 
 [[gnu::always_inline]] inline __m512 load_scales(const std::byte* p, int64_t i, bool f32) {
   if (f32) return _mm512_loadu_ps(reinterpret_cast<const float*>(p) + i);
   return _mm512_cvtph_ps(
       _mm256_loadu_si256(reinterpret_cast<const __m256i*>(reinterpret_cast<const uint16_t*>(p) + i)));
 }
-
-struct Rows {
-  const int8_t* q[kMaxRows];
-  const float* scale[kMaxRows];
-  const int32_t* unbias[kMaxRows];  // per weight group
-  const float* fsum[kMaxRows];
-};
 
 // Where a tile's results go.
 struct Out {
@@ -72,17 +65,14 @@ void integer_block(const Job& job, const std::byte* tile, bool prefetch, int64_t
   constexpr int kBytes = kGroup * kTileRows / (kNibbles ? 2 : 1);
   const PackedHeader& h = *job.header;
   const bool f32 = h.scales_f32, has_min = h.has_min;
-  const int64_t step = job.xq.panel;
-  Rows rows;
+  // The rows are neighbours in a panel: row m's numbers of group g lie at [g * step + m].
+  const QuantRow x = quant_row(job.xq, m_begin);
+  const int32_t* unbias = kGroup == 16 ? x.unbias16 : x.unbias32;
+  const float* fsum = kGroup == 16 ? x.fsum16 : x.fsum32;
+  const int64_t step = x.step, q_stride = job.xq.groups * kXGroup;
   __m512 sums[kRows];
-  for (int m = 0; m < kRows; ++m) {
-    const QuantRow r = quant_row(job.xq, m_begin + m);
-    rows.q[m] = r.q;
-    rows.scale[m] = r.scale;
-    rows.unbias[m] = kGroup == 16 ? r.unbias16 : r.unbias32;
-    rows.fsum[m] = kGroup == 16 ? r.fsum16 : r.fsum32;
-    sums[m] = _mm512_setzero_ps();
-  }
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; ++m) sums[m] = _mm512_setzero_ps();
   for (int64_t b = 0; b < h.blocks; ++b) {
     const std::byte* block = tile + b * h.block_bytes;
     if (prefetch) {
@@ -98,24 +88,25 @@ void integer_block(const Job& job, const std::byte* tile, bool prefetch, int64_t
       const __m512 scale = load_scales(block, i * kTileRows, f32);
 #pragma GCC unroll 8
       for (int m = 0; m < kRows; ++m) {
-        __m512i dot = kNibbles ? _mm512_setzero_si512() : _mm512_set1_epi32(rows.unbias[m][g * step]);
+        __m512i dot = kNibbles ? _mm512_setzero_si512() : _mm512_set1_epi32(unbias[g * step + m]);
 #pragma GCC unroll 8
         for (int j = 0; j < kQuads; ++j) {
           int32_t four;
-          __builtin_memcpy(&four, rows.q[m] + g * kGroup + j * 4, 4);
+          __builtin_memcpy(&four, x.q + m * q_stride + g * kGroup + j * 4, 4);
           dot = _mm512_dpbusd_epi32(dot, w[j], _mm512_set1_epi32(four));
         }
-        const __m512 x_scale = _mm512_set1_ps(rows.scale[m][(kGroup == 16 ? g / 2 : g) * step]);
+        const __m512 x_scale = _mm512_set1_ps(x.scale[(kGroup == 16 ? g / 2 : g) * step + m]);
         sums[m] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot), scale), x_scale, sums[m]);
       }
       if (has_min) {
         const __m512 min = load_scales(block + h.min_offset, i * kTileRows, f32);
 #pragma GCC unroll 8
         for (int m = 0; m < kRows; ++m)
-          sums[m] = _mm512_fmadd_ps(min, _mm512_set1_ps(rows.fsum[m][g * step]), sums[m]);
+          sums[m] = _mm512_fmadd_ps(min, _mm512_set1_ps(fsum[g * step + m]), sums[m]);
       }
     }
   }
+#pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) store_row(out, m_begin + m, sums[m]);
 }
 
@@ -143,6 +134,7 @@ void float_block(const Job& job, const std::byte* tile, bool prefetch, int64_t m
   const auto* w = reinterpret_cast<const typename E::Element*>(tile);
   const float* x[kRows];
   __m512 sums[kRows];
+#pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) {
     x[m] = job.x + (m_begin + m) * job.x_stride;
     sums[m] = _mm512_setzero_ps();
@@ -154,6 +146,7 @@ void float_block(const Job& job, const std::byte* tile, bool prefetch, int64_t m
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m) sums[m] = _mm512_fmadd_ps(wk, _mm512_set1_ps(x[m][k]), sums[m]);
   }
+#pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) store_row(out, m_begin + m, sums[m]);
 }
 
@@ -186,7 +179,53 @@ const BlockFn* blocks_of(const PackedHeader& h) {
   return nullptr;
 }
 
+[[gnu::always_inline]] inline void quantize_group(const float* x, int64_t left, const QuantRow& row,
+                                                  int64_t g) {
+  const uint32_t mask = left >= kXGroup ? ~0u : left <= 0 ? 0 : (1u << left) - 1;
+  const __m512 a = _mm512_maskz_loadu_ps(__mmask16(mask), x);
+  const __m512 b = _mm512_maskz_loadu_ps(__mmask16(mask >> 16), x + 16);
+  // Absolute values compare as integers; NaN and infinity come out above every number.
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  const int32_t bits =
+      _mm512_reduce_max_epi32(_mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a), magnitude),
+                                               _mm512_and_si512(_mm512_castps_si512(b), magnitude)));
+  float amax;
+  __builtin_memcpy(&amax, &bits, 4);
+  const bool bad = bits >= 0x7f800000, zero = amax < 1e-35f;
+  const float inverse = bad || zero ? 0.f : 127.f / amax;
+  const float scale = bad ? amax * 0.f : zero ? 0.f : amax / 127.f;
+  __m512i qa = _mm512_cvtps_epi32(_mm512_mul_ps(a, _mm512_set1_ps(inverse)));
+  __m512i qb = _mm512_cvtps_epi32(_mm512_mul_ps(b, _mm512_set1_ps(inverse)));
+  if (bad) qa = qb = _mm512_setzero_si512();
+  const __m256i q =
+      _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(qa)), _mm512_cvtepi32_epi8(qb), 1);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(row.q + g * kXGroup), q);
+
+  __m256i sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), q);
+  sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0x4e));
+  sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0xb1));
+  const int32_t first = _mm256_cvtsi256_si32(sums), second = _mm256_extract_epi32(sums, 4);
+  const int64_t step = row.step;
+  row.scale[g * step] = scale;
+  row.unbias32[g * step] = -128 * (first + second);
+  row.fsum32[g * step] = float(first + second) * scale;
+  row.unbias16[2 * g * step] = -128 * first;
+  row.unbias16[(2 * g + 1) * step] = -128 * second;
+  row.fsum16[2 * g * step] = float(first) * scale;
+  row.fsum16[(2 * g + 1) * step] = float(second) * scale;
+}
+
 }  // namespace
+
+void quantize_avx512(const float* x, int64_t stride, int64_t cols, const QuantRows& out, int64_t begin,
+                     int64_t end) {
+  for (int64_t m = begin; m < end; ++m) {
+    const QuantRow row = quant_row(out, m);
+    for (int64_t g = 0; g < out.groups; ++g) {
+      quantize_group(x + m * stride + g * kXGroup, cols - g * kXGroup, row, g);
+    }
+  }
+}
 
 void tiles_avx512_vnni(const Job& job, int64_t tile_begin, int64_t tile_end) {
   const PackedHeader& h = *job.header;

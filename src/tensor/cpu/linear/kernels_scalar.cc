@@ -95,10 +95,8 @@ void quantize_scalar(const float* x, int64_t stride, int64_t cols, const QuantRo
         sums[k / 16] += q;
       }
       row.scale[g * row.step] = scale;
-      row.unbias32[g * row.step] = -128 * (sums[0] + sums[1]);
       row.fsum32[g * row.step] = float(sums[0] + sums[1]) * scale;
       for (int i = 0; i < 2; ++i) {
-        row.unbias16[(2 * g + i) * row.step] = -128 * sums[i];
         row.fsum16[(2 * g + i) * row.step] = float(sums[i]) * scale;
       }
     }

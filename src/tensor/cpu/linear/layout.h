@@ -44,10 +44,11 @@ inline constexpr size_t kHeaderBytes = 128;
 static_assert(sizeof(PackedHeader) <= kHeaderBytes);
 
 // Rows of x quantized to int8, in panels of P rows (16, an AMX A tile; 1 for a single row). G = groups of 32
-// columns. Per group of 32 a scale, and per 32 and per 16 columns the sums that biases and mins need: `unbias`
-// is -128 * sum(q), which takes a bias of 128 out of a dot product, and `fsum` is scale * sum(q). A panel is q
-// [P][32G] | scale [G][P] f32 | unbias32 [G][P] i32 | fsum32 [G][P] f32 | unbias16 [2G][P] i32 | fsum16 [2G][P]
-// f32.
+// columns. Per group of 32 a scale, and per 32 and per 16 columns the sums that biases and mins need: `fsum` is
+// scale * sum(q); `unbias` takes the bias of stored weights out of a dot product, in whatever form the
+// instruction set's kernels want (AVX2: see its Rows; AVX-512: -128 * sum(q)). A panel is
+//   q [P][32G] | scale [G][P] f32 | unbias32 [G][P] i32 | fsum32 [G][P] f32 | unbias16 [2G][P] i32
+//   | fsum16 [2G][P] f32
 struct QuantRows {
   std::byte* base;
   int64_t groups;  // G, even

@@ -17,12 +17,17 @@ struct Kernels {
 constexpr Kernels kKernels[] = {
     /* scalar      */ {quantize_scalar, tiles_scalar},
     /* avx2        */ {quantize_avx2, tiles_avx2},
-    /* avx512_vnni */ {quantize_avx2, tiles_avx512_vnni},
-    /* amx         */ {quantize_avx2, tiles_amx},
+    /* avx512_vnni */ {quantize_avx512, tiles_avx512_vnni},
+    /* amx         */ {quantize_avx512, tiles_amx},
 };
 
-// A single row is quantized by every member for itself, on its own stack: cheaper than a barrier.
-constexpr size_t kOwnQuantBytes = 32 << 10;
+// Elements of x below which the caller quantizes alone, sooner than a team would be at work (about 2 µs).
+constexpr int64_t kAloneElements = 8 << 10;
+
+// Tiles are handed out in pieces (team.h, run_tasks): enough of them that nobody waits long for the last one or
+// for a member whose core is busy elsewhere, and none so short that handing it out shows.
+constexpr int64_t kPiecesPerMember = 6;
+constexpr int64_t kPieceBytes = 24 << 10;
 
 // Rows of x are taken in chunks whose quantized form stays in the second-level cache while all tiles pass by.
 constexpr int64_t kChunkBytes = 384 << 10;
@@ -61,6 +66,16 @@ void run_tiles(const LinearArgs& a, const Kernels& kernels, const QuantRows& xq,
   }
 }
 
+void quantize_rows(Team& team, const Kernels& kernels, const LinearArgs& a, const QuantRows& rows) {
+  const int64_t m = a.x.rows;
+  const float* x = a.x.row<const float>(0);
+  if (m == 1 || m * a.x.cols < kAloneElements) return kernels.quantize(x, a.x.stride, a.x.cols, rows, 0, m);
+  const int tasks = int(std::min<int64_t>(m, team.size() * 2));
+  team.run_tasks(tasks, [&](int task, int) {
+    kernels.quantize(x, a.x.stride, a.x.cols, rows, m * task / tasks, m * (task + 1) / tasks);
+  });
+}
+
 }  // namespace
 
 size_t linear_scratch_bytes(Isa, int64_t max_rows, int64_t max_columns) {
@@ -82,24 +97,17 @@ void linear(Team& team, Isa isa, const LinearArgs& a, std::byte* scratch) {
   }
   const int64_t groups = x_groups(a.w.cols), row_bytes = quant_row_bytes(groups);
   const auto aligned = (reinterpret_cast<uintptr_t>(scratch) + 63) / 64 * 64;
-  const QuantRows shared{reinterpret_cast<std::byte*>(aligned), groups, kPanelRows};
-  const bool own = m == 1 && size_t(row_bytes) <= kOwnQuantBytes;
-  const int64_t chunk = std::max<int64_t>(kChunkBytes / row_bytes / kPanelRows, 2) * kPanelRows;
+  const QuantRows rows{reinterpret_cast<std::byte*>(aligned), groups, m == 1 ? 1 : kPanelRows};
+  if (integers) quantize_rows(team, kernels, a, rows);
 
-  team.run([&](int member, int size) {
-    alignas(64) std::byte stack[kOwnQuantBytes];
-    const QuantRows rows = own ? QuantRows{stack, groups, 1} : shared;
-    const float* x = a.x.row<const float>(0);
-    if (integers && own) {
-      kernels.quantize(x, a.x.stride, a.x.cols, rows, 0, m);
-    } else if (integers) {
-      kernels.quantize(x, a.x.stride, a.x.cols, rows, m * member / size, m * (member + 1) / size);
-      team.barrier();
-    }
-    for (int64_t begin = 0; begin < m; begin += chunk) {
-      run_tiles(a, kernels, rows, {begin, std::min(begin + chunk, m)}, tiles * member / size,
-                tiles * (member + 1) / size);
-    }
+  const int64_t chunk = std::max<int64_t>(kChunkBytes / row_bytes / kPanelRows, 2) * kPanelRows;
+  const int64_t chunks = (m + chunk - 1) / chunk;
+  const int64_t by_bytes = int64_t(a.w.bytes()) * std::min(m, chunk) / kPieceBytes;
+  const int64_t wanted = std::clamp<int64_t>(by_bytes, 1, team.size() * kPiecesPerMember);
+  const int64_t piece = ((tiles + wanted - 1) / wanted + 1) / 2 * 2, pieces = (tiles + piece - 1) / piece;
+  team.run_tasks(int(chunks * pieces), [&](int task, int) {
+    const int64_t begin = task / pieces * chunk, tile = task % pieces * piece;
+    run_tiles(a, kernels, rows, {begin, std::min(begin + chunk, m)}, tile, std::min(tile + piece, tiles));
   });
 }
 

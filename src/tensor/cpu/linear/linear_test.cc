@@ -400,26 +400,28 @@ TEST(Linear, EveryIsaQuantizesAlike) {
   for (int64_t k = 0; k < kK; ++k) x[size_t(2 * kK + k)] = float(k % 7) * 1e-37f;
   const int64_t groups = x_groups(kK);
   const auto bytes = size_t(kPanelRows * quant_row_bytes(groups));
-  for (int64_t panel : {1, 16}) {
-    std::vector<std::byte> a(bytes), b(bytes);
-    const QuantRows qa{a.data(), groups, panel}, qb{b.data(), groups, panel};
-    quantize_scalar(x.data(), kK, kK, qa, 0, kM);
-    quantize_avx2(x.data(), kK, kK, qb, 0, kM);
-    for (int64_t m = 0; m < kM; ++m) {
-      const QuantRow ra = quant_row(qa, m), rb = quant_row(qb, m);
-      for (int64_t k = 0; k < 128; ++k) ASSERT_EQ(ra.q[k], rb.q[k]) << m << "," << k;
-      for (int64_t g = 0; g < groups; ++g) {
-        const int64_t i = g * panel;
-        EXPECT_EQ(ra.unbias32[i], rb.unbias32[i]);
-        EXPECT_EQ(ra.unbias16[2 * i], rb.unbias16[2 * i]);
-        EXPECT_EQ(ra.unbias16[2 * i + panel], rb.unbias16[2 * i + panel]);
-        if (std::isnan(ra.scale[i])) {
-          EXPECT_TRUE(std::isnan(rb.scale[i]));
-          continue;
+  for (Isa isa : available_isas()) {
+    if (isa == Isa::scalar) continue;
+    const QuantizeFn quantize = isa == Isa::avx2 ? quantize_avx2 : quantize_avx512;
+    for (int64_t panel : {1, 16}) {
+      std::vector<std::byte> a(bytes), b(bytes);
+      const QuantRows qa{a.data(), groups, panel}, qb{b.data(), groups, panel};
+      quantize_scalar(x.data(), kK, kK, qa, 0, kM);
+      quantize(x.data(), kK, kK, qb, 0, kM);
+      for (int64_t m = 0; m < kM; ++m) {
+        const QuantRow ra = quant_row(qa, m), rb = quant_row(qb, m);
+        for (int64_t k = 0; k < 128; ++k) ASSERT_EQ(ra.q[k], rb.q[k]) << isa_name(isa) << " " << m << "," << k;
+        for (int64_t g = 0; g < groups; ++g) {
+          const int64_t i = g * panel;
+          if (std::isnan(ra.scale[i])) {
+            EXPECT_TRUE(std::isnan(rb.scale[i]));
+            continue;
+          }
+          EXPECT_EQ(ra.scale[i], rb.scale[i]);
+          EXPECT_EQ(ra.fsum32[i], rb.fsum32[i]);
+          EXPECT_EQ(ra.fsum16[2 * i], rb.fsum16[2 * i]);
+          EXPECT_EQ(ra.fsum16[2 * i + panel], rb.fsum16[2 * i + panel]);
         }
-        EXPECT_EQ(ra.scale[i], rb.scale[i]);
-        EXPECT_EQ(ra.fsum32[i], rb.fsum32[i]);
-        EXPECT_EQ(ra.fsum16[2 * i + panel], rb.fsum16[2 * i + panel]);
       }
     }
   }

@@ -161,18 +161,17 @@ Seen pack_tiles(Team& team, const PackedHeader& h, const Backend::PackSource& so
   return all;
 }
 
-// vpdpbusd and AMX take unsigned weights: q + 128. maddubs adds pairs of products in 16 bits, so AVX2 gains
-// where the values are few bits: shifted to start at zero (by 16 or 32, which the kernels know), several pairs
-// fit before they are widened; else they stay signed (bias 0, max_quant 255).
+// int8 stays signed (bias 0, max_quant 255). But maddubs adds pairs of products in 16 bits, so AVX2 gains where
+// the values are few bits: shifted to start at zero, the products of a whole group fit (kernels_avx2.cc).
 void choose_bias(Isa isa, const Seen& seen, PackedHeader& h) {
   const int low = seen.min_quant, high = seen.max_quant;
   if (isa != Isa::avx2) return;
-  if (low >= 0 && high <= 63) {
-    h.max_quant = high <= 31 ? 31 : 63;
+  if (low >= 0 && high <= 31) {
+    h.max_quant = 31;
   } else if (low >= -16 && high <= 15) {
     h.bias = 16;
     h.max_quant = 31;
-  } else if (low >= -32 && high <= 31) {
+  } else if (h.group == 16 && low >= -32 && high <= 31) {
     h.bias = 32;
     h.max_quant = 63;
   }
