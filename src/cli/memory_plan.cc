@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "engine/make_engine.h"
+
 namespace sluice::cli {
 
 size_t canonical_bytes(const WeightFormat& format, int64_t elements) {
@@ -43,14 +45,7 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const Config& config) {
   for (int layer = 0; layer < s.layers; ++layer)
     plan.kv_bytes_full +=
         per_layer * size_t(s.layer_windowed(layer) ? std::min(plan.context, s.window) : plan.context);
-  plan.kv_bytes = config.model.engine.kv_bytes;
   return plan;
-}
-
-Result<MemoryPlan> plan_memory(const Config& config) {
-  Result<std::unique_ptr<Checkpoint>> checkpoint = open_checkpoint(config.model.path);
-  if (!checkpoint) return std::move(checkpoint).error();
-  return plan_memory(**checkpoint, config);
 }
 
 std::string describe(const MemoryPlan& plan) {
@@ -75,8 +70,22 @@ std::string describe(const MemoryPlan& plan) {
   line("weights in memory", "about " + mb(plan.canonical_bytes));
   line("KV cache per token", fmt::format("{:.1f} KB", double(plan.kv_bytes_per_token) / 1e3));
   line("KV cache, full context", mb(plan.kv_bytes_full) + " a sequence");
-  line("KV cache", plan.kv_bytes ? mb(plan.kv_bytes) : std::string("chosen at load, from free memory"));
   return out;
+}
+
+Result<std::string> describe_start(const Config& config) {
+  Result<std::unique_ptr<Checkpoint>> checkpoint = open_checkpoint(config.model.path);
+  if (!checkpoint) return std::move(checkpoint).error();
+  Result<std::unique_ptr<Backend>> backend = make_cpu_backend(config.model.cpu);
+  if (!backend) return std::move(backend).error();
+  const MemoryPlan plan = plan_memory(**checkpoint, config);
+  const DeviceInfo device = (*backend)->info();
+  const size_t free_bytes = device.memory_bytes - std::min(device.memory_bytes, plan.canonical_bytes);
+  const Result<KvSize> kv = size_kv(kv_wish(plan.spec, config.model.engine, **backend, free_bytes));
+  if (!kv) return kv.error();
+  return describe(plan) + fmt::format("  {:24}{}\n", "KV cache", kv->reason) +
+         fmt::format("  {:24}{}, {}, {} threads, {:.1f} GB free\n", "device", device.name,
+                     device.instruction_set, device.threads, double(device.memory_bytes) / 1e9);
 }
 
 }  // namespace sluice::cli

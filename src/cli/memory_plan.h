@@ -18,12 +18,13 @@ struct MemoryPlan {
   size_t kv_bytes_per_token = 0;
   int context = 0;
   size_t kv_bytes_full = 0;  // one sequence of the whole context
-  size_t kv_bytes = 0;       // as configured; 0: chosen at load
 };
 
 MemoryPlan plan_memory(const Checkpoint& checkpoint, const Config& config);
-Result<MemoryPlan> plan_memory(const Config& config);
 std::string describe(const MemoryPlan& plan);
+
+// `serve --dry-run`: the plan, and what the engine would make of this machine's free memory.
+Result<std::string> describe_start(const Config& config);
 
 // Bytes of rows x cols elements in a canonical format.
 size_t canonical_bytes(const WeightFormat& format, int64_t elements);

@@ -45,9 +45,9 @@ void log_decided(const EngineInfo& info, const Config& config, double load_s) {
 }
 
 int dry_run(const Config& config) {
-  Result<MemoryPlan> plan = plan_memory(config);
+  Result<std::string> plan = describe_start(config);
   if (!plan) return failure(plan.error());
-  fmt::print("{}", describe(*plan));
+  fmt::print("{}", *plan);
   return 0;
 }
 

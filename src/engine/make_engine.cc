@@ -26,6 +26,11 @@ ModelCost cost_of(const ModelSpec& spec, const LayerGroups& groups, const Weight
   return cost;
 }
 
+KvGeometry kv_geometry(const LayerGroups& groups, const ModelSpec& spec, const EngineConfig& config,
+                       Backend& backend) {
+  return {config.block_tokens, groups.layers_per_group, spec.kv_heads, spec.head_dim, backend.kv_dtype()};
+}
+
 Status check_config(const EngineConfig& c) {
   const auto positive = [](int value, const char* name) -> Status {
     if (value > 0) return {};
@@ -44,6 +49,21 @@ Status check_config(const EngineConfig& c) {
 
 }  // namespace
 
+KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backend, size_t free_bytes) {
+  const LayerGroups groups = layer_groups(spec);
+  KvWish wish;
+  wish.layout.block_tokens = config.block_tokens;
+  wish.layout.max_length = config.max_context ? std::min(config.max_context, spec.context) : spec.context;
+  wish.layout.max_step_tokens = std::max(config.step_tokens, config.max_sequences);
+  wish.layout.steps_in_flight = kStepsInFlight;
+  for (const LayerGroups::Group& group : groups.groups) wish.layout.windows.push_back(group.window);
+  wish.block_bytes = backend.kv_block_bytes(kv_geometry(groups, spec, config, backend));
+  wish.kv_bytes = config.kv_bytes;
+  wish.free_bytes = free_bytes;
+  wish.max_sequences = config.max_sequences;
+  return wish;
+}
+
 Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const EngineConfig& config) {
   if (Status ok = check_config(config); !ok) return std::move(ok).error();
   const ModelSpec& spec = model.spec;
@@ -54,19 +74,10 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const Engi
   policy.max_queue = config.max_queue;
   policy.min_progress = config.block_tokens;
 
-  KvWish wish;
-  wish.layout.block_tokens = config.block_tokens;
-  wish.layout.max_length = config.max_context ? std::min(config.max_context, spec.context) : spec.context;
-  wish.layout.max_step_tokens = policy.step_tokens;
-  wish.layout.steps_in_flight = kStepsInFlight;
-  for (const LayerGroups::Group& group : groups.groups) wish.layout.windows.push_back(group.window);
-  const KvGeometry geometry{config.block_tokens, groups.layers_per_group, spec.kv_heads, spec.head_dim,
-                            model.backend.kv_dtype()};
-  wish.block_bytes = model.backend.kv_block_bytes(geometry);
-  wish.kv_bytes = config.kv_bytes;
   const DeviceInfo device = model.backend.info();
-  wish.free_bytes = device.memory_bytes;  // free now, with the weights in
-  wish.max_sequences = config.max_sequences;
+  const KvWish wish =
+      kv_wish(spec, config, model.backend, device.memory_bytes);  // free now, with the weights in
+  const KvGeometry geometry = kv_geometry(groups, spec, config, model.backend);
   auto sized = size_kv(wish);
   if (!sized) return std::move(sized).error();
   const KvSize& kv = *sized;

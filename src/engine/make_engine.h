@@ -7,6 +7,7 @@
 
 #include "engine/batch_builder.h"
 #include "engine/engine.h"
+#include "engine/kv_size.h"
 #include "engine/step_runner.h"
 #include "model/weights.h"
 #include "sched/scheduler.h"
@@ -21,6 +22,10 @@ struct EngineModel {
   std::vector<int32_t> end_ids;        // end-of-generation ids
   std::function<void()> on_warm_up{};  // called when all is allocated and the warm-up begins
 };
+
+// What make_engine asks size_kv for, given the memory that is free once the weights are in; `serve --dry-run`
+// shows it.
+KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backend, size_t free_bytes);
 
 // Allocates activations and the block pool, computes a warm-up prompt, starts the threads. Errors: not enough
 // memory for one sequence, settings that contradict each other (named).
