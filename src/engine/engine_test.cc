@@ -399,6 +399,34 @@ TEST_F(EngineTest, AWarmStepAllocatesNothing) {
   EXPECT_EQ(engine_allocations(), before);
 }
 
+TEST_F(EngineTest, TheNextStepIsBuiltWhileOneRuns) {
+  make();
+  runner_->hold();
+  const int begun = runner_->begun();
+  TestClient client(*engine_, wish(10, 3));
+  runner_->await_begun(begun + 1);
+  // Its end arrives after a whole turn of the loop, which has launched what could be launched.
+  TestClient bystander(*engine_, wish(10, 3));
+  bystander.stream->cancel();
+  bystander.finish();
+  runner_->let_go();
+  client.finish();
+  EXPECT_EQ(client.ids, expected(wish(10, 3)));
+  const auto records = engine_->step_ledger()->last(10);
+  ASSERT_GE(records.size(), 2u);
+  EXPECT_LT(records[1].planned_at + records[1].plan_ns + records[1].build_ns,
+            records[0].execute_at + records[0].execute_ns);
+  expect_empty();
+}
+
+TEST_F(EngineTest, ABugShowsTheLastSteps) {
+  make();
+  TestClient client(*engine_, wish(70, 10));
+  client.finish();
+  engine_->drain(now_ns() + 60'000'000'000);
+  EXPECT_DEATH(CHECK(false, "a bug"), "a bug.*\n(.*\n)*.*step 1: 32 tokens of 1 sequences");
+}
+
 TEST_F(EngineTest, StepsLeaveRecords) {
   make();
   TestClient client(*engine_, wish(70, 10));
