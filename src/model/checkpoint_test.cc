@@ -12,7 +12,6 @@
 #include "model/formats/gguf_builder.h"
 #include "model/formats/rows.h"
 #include "model/slots.h"
-#include "model/summary.h"
 #include "model/test_run.h"
 
 namespace sluice {
@@ -288,15 +287,12 @@ TEST(Gguf, TheRealModel) {
   EXPECT_EQ(order[64 + 33], 64 + 3);
   EXPECT_TRUE((*r)->row_order("blk.0.attn_v.weight").empty());
   EXPECT_TRUE((*r)->spec().tied_head);
-  const ModelSummary summary = summarize(**r);
-  EXPECT_EQ(summary.format, "GGUF v3");
-  EXPECT_EQ(summary.architecture, "llama");
-  EXPECT_EQ(summary.parameters, 134515008u);
-  EXPECT_EQ(summary.quantization, "Q4_1");
-  EXPECT_FALSE(summary.lossy);
-  ASSERT_EQ(summary.tensors.size(), 272u);
-  EXPECT_EQ(describe(summary.tensors[2].canonical), "int4, groups of 32, with minimum");
-  EXPECT_EQ(summary.numbers[0], (std::pair<std::string, std::string>("layers", "30")));
+  const std::vector<TensorInfo> tensors = (*r)->tensors();
+  ASSERT_EQ(tensors.size(), 272u);
+  EXPECT_EQ(tensors[2].name, "blk.0.ffn_down.weight");
+  EXPECT_EQ(tensors[2].type, "Q4_1");
+  EXPECT_EQ(tensors[2].canonical, (WeightFormat{WeightElement::int4, 32, true}));
+  EXPECT_FALSE(tensors[2].lossy);
 }
 
 }  // namespace
