@@ -61,8 +61,9 @@ struct Rows {
   int64_t step;
 };
 
-// A tile as the kernels walk it, block by block. Scales lie in the block, or widened to f32 beside it when many
-// rows of x share the work.
+// A tile as the kernels walk it, block by block. (Widening its scales to f32 and its nibbles to bytes beside
+// it, once for many rows of x, was tried and lost up to 32 rows and won 3 % at 64: the vector units wait for
+// nothing else.)
 struct Tile {
   const std::byte* block;  // quants start here
   int64_t block_bytes;
@@ -78,11 +79,6 @@ struct Tile {
 // bits, 0..15: 15 * 127 * 16 = 30480.
 struct Int4Quants {
   static constexpr bool kNibbles = true;
-  static constexpr int kUnbiasShift = -1;
-};
-// The same, unpacked to a byte each beside the weight, when many rows of x share the work.
-struct UnpackedInt4Quants {
-  static constexpr bool kNibbles = false;
   static constexpr int kUnbiasShift = -1;
 };
 // 5 bits, -16..15, stored + 16: the sums of the stored bytes wrap around, but starting from minus 16 times the
@@ -298,51 +294,6 @@ void integer_block(const Tile& tile, const Job& job, int64_t m, const Out& out) 
   }
 }
 
-// One tile prepared for many rows of x: scales and mins as f32, nibbles as bytes.
-struct Prepared {
-  static constexpr int64_t kMaxBlocks = 64;  // K up to 4096
-  static constexpr int64_t kMinRows = 9;
-  alignas(32) float scales[kMaxBlocks * (kBlock / 16) * kTileRows * 2];
-  alignas(32) uint8_t quants[kMaxBlocks * kBlock * kTileRows];
-};
-
-template <int kGroup>
-void widen_scales(const PackedHeader& h, Prepared& prepared, Tile& t) {
-  constexpr int kFloats = kBlock / kGroup * kTileRows;
-  float* mins = prepared.scales + h.blocks * kFloats;
-  for (int64_t b = 0; b < h.blocks; ++b) {
-    for (int i = 0; i < kFloats; i += 8) {
-      const int64_t at = b * t.scale_stride;
-      _mm256_store_ps(prepared.scales + b * kFloats + i, load_scales(t.scales + at, i, t.scales_f32));
-      if (t.mins) _mm256_store_ps(mins + b * kFloats + i, load_scales(t.mins + at, i, t.scales_f32));
-    }
-  }
-  t.scales = reinterpret_cast<const std::byte*>(prepared.scales);
-  if (t.mins) t.mins = reinterpret_cast<const std::byte*>(mins);
-  t.scale_stride = kFloats * 4;
-  t.scales_f32 = true;
-}
-
-template <int kGroup>
-void unpack_nibbles(const PackedHeader& h, Prepared& prepared, Tile& t) {
-  constexpr int kHalf = kGroup / 2 * kTileRows;  // bytes of a group, packed: half as many as unpacked
-  const __m256i low = _mm256_set1_epi8(15);
-  for (int64_t b = 0; b < h.blocks; ++b) {
-    const std::byte* from = t.block + b * t.block_bytes;
-    for (int64_t i = 0; i < kBlock / 2 * kTileRows; i += 32) {
-      _mm_prefetch(reinterpret_cast<const char*>(from + i) + kPrefetchBytes, _MM_HINT_T0);
-      const __m256i both = load(from + i);
-      uint8_t* out = prepared.quants + b * kBlock * kTileRows + i / kHalf * 2 * kHalf + i % kHalf;
-      _mm256_store_si256(reinterpret_cast<__m256i*>(out), _mm256_and_si256(both, low));
-      _mm256_store_si256(reinterpret_cast<__m256i*>(out + kHalf),
-                         _mm256_and_si256(_mm256_srli_epi16(both, 4), low));
-    }
-  }
-  t.block = reinterpret_cast<const std::byte*>(prepared.quants);
-  t.block_bytes = kBlock * kTileRows;
-  t.prefetch = false;
-}
-
 template <typename Q, int kGroup>
 void integer_rows(const Job& job, Tile tile, const Out& out) {
   int64_t m = job.m_begin;
@@ -365,21 +316,12 @@ void integer_rows(const Job& job, Tile tile, const Out& out) {
 template <typename Q, int kGroup>
 void integer_tiles(const Job& job, int64_t tile_begin, int64_t tile_end) {
   const PackedHeader& h = *job.header;
-  Prepared prepared;
   for (int64_t t = tile_begin; t < tile_end; ++t) {
     const std::byte* p = job.tiles + t * h.tile_bytes;
     Tile tile{p + h.quant_offset, h.block_bytes, p,   h.has_min ? p + h.min_offset : nullptr,
               h.block_bytes,      h.scales_f32,  true};
     const Out out{job.out + t * kTileRows, job.out_stride, job.bias ? job.bias + t * kTileRows : nullptr,
                   tile_rows(h, t)};
-    if (job.m_end - job.m_begin >= Prepared::kMinRows && h.blocks <= Prepared::kMaxBlocks) {
-      widen_scales<kGroup>(h, prepared, tile);
-      if constexpr (Q::kNibbles) {
-        unpack_nibbles<kGroup>(h, prepared, tile);
-        integer_rows<UnpackedInt4Quants, kGroup>(job, tile, out);
-        continue;
-      }
-    }
     integer_rows<Q, kGroup>(job, tile, out);
   }
 }
