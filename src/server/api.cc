@@ -16,15 +16,6 @@ RequestBounds bounds_of(const ApiCall& call) {
   return bounds;
 }
 
-// Messages of member errors go on after the member's name.
-ApiError api_error(Error error) {
-  if (!error.field.empty() && !error.message.empty() && error.message.front() >= 'a' &&
-      error.message.front() <= 'z') {
-    error.message = "'" + error.field + "' " + error.message;
-  }
-  return {std::move(error), ""};
-}
-
 bool names_model(std::string_view name, const ApiCall& call) {
   const std::string_view path = call.model.path();
   std::string_view base = path;

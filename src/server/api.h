@@ -45,7 +45,6 @@ HttpResponse apply_template(std::string_view body, const ApiCall& call);
 
 // Shared steps of the generation APIs.
 RequestBounds bounds_of(const ApiCall& call);
-ApiError api_error(Error error);
 // 404 where the client names another model than the one that is served.
 ApiFailure check_model(const GenerationOptions& options, const ApiCall& call);
 bool names_model(std::string_view name, const ApiCall& call);

@@ -229,6 +229,17 @@ TEST_F(ApiTest, EchoGivesPromptLogprobsWithTheFirstNull) {
                         R"(":-3.5}],"text_offset":[0,1]},"finish_reason":"length")"));
 }
 
+TEST_F(ApiTest, AStreamEchoesThePromptOnce) {
+  TestClient client(server_->port());
+  client.send(post_text("/v1/completions", R"({"prompt":"ab","stream":true,"echo":true,"logprobs":0})"));
+  model_.scripted.wait_submitted(1);
+  model_.scripted.set_prompt_logprobs(0, {TokenLogprobs()});
+  model_.scripted.emit(0, model_.token("A"));
+  EXPECT_THAT(client.read_until("\n\n"), HasSubstr(R"("text":"abA","logprobs":{"tokens":["a","b","A"])"));
+  model_.scripted.emit(0, model_.token("B", FinishReason::length));
+  EXPECT_THAT(client.read_until("\n\n"), HasSubstr(R"("text":"B","logprobs":{"tokens":["B"],)"));
+}
+
 TEST_F(ApiTest, MaxTokensZeroIsAnEmptyAnswer) {
   say({}, FinishReason::length);
   EXPECT_THAT(complete(R"("prompt":"a","max_tokens":0)").body,

@@ -67,7 +67,9 @@ void Generation::start(std::shared_ptr<HttpExchange> exchange, ServedModel& mode
     self->over_ = true;
     self->cancel_all();
     if (status.error().code == ErrorCode::kResourceExhausted) meters().rejected.add();
-    self->exchange_->respond(error_response(ApiError{status.error(), ""}));
+    HttpResponse response = error_response(api_error(status.error()));
+    response.headers.emplace_back("X-Request-Id", self->plan_.request_id);
+    self->exchange_->respond(std::move(response));
     return;
   }
   meters().started.add();

@@ -108,4 +108,12 @@ HttpResponse error_response(const ApiError& e) {
   return error_response(http_status(e.error.code), e.error.message, e.error.field, e.code);
 }
 
+ApiError api_error(Error error) {
+  if (!error.field.empty() && !error.message.empty() && error.message.front() >= 'a' &&
+      error.message.front() <= 'z') {
+    error.message = "'" + error.field + "' " + error.message;
+  }
+  return {std::move(error), ""};
+}
+
 }  // namespace sluice

@@ -15,6 +15,9 @@ struct ApiError {
   std::string code{};
 };
 
+// Puts the field's name before a message that goes on after it ("must be …").
+ApiError api_error(Error error);
+
 int http_status(ErrorCode code);
 // {"error":{…}}, also what a stream says after its head was sent.
 std::string error_json(int status, std::string_view message, std::string_view param = {},

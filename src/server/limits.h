@@ -22,6 +22,7 @@ inline constexpr size_t kInlineBodyBytes = 16 << 10;  // longer bodies are parse
 inline constexpr int kTextQueue = 1024;               // jobs waiting for the text pool
 inline constexpr size_t kStreamHighWater =
     64 << 10;  // bytes unsent to a client before its tokens stay in the engine
+inline constexpr int kSendBufferBytes = 256 << 10;   // of a socket, in the kernel
 inline constexpr size_t kPipelinedBytes = 64 << 10;  // read ahead of the request that is being answered
 inline constexpr size_t kBodyBytesInFlight = size_t{1}
                                              << 30;  // of all requests that are being read or prepared

@@ -172,6 +172,9 @@ Status NetworkImpl::listen_on(Loop::Acceptor& acceptor, const asio::ip::tcp::end
       ec.assign(errno, boost::system::system_category());
     }
   }
+  // Accepted sockets inherit it. Without a bound the kernel lets megabytes pile up for each client that does
+  // not read.
+  if (!ec) acceptor.set_option(Loop::Acceptor::send_buffer_size(limits::kSendBufferBytes), ec);
   if (!ec) acceptor.bind(endpoint, ec);
   if (!ec) acceptor.listen(4096, ec);
   if (ec) return io_error(shared_.config, ec.message());

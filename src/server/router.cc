@@ -253,11 +253,16 @@ void Router::run_job(const std::shared_ptr<TextJob>& job) {
 
 // The connection's thread.
 void Router::finish_job(const std::shared_ptr<TextJob>& job) {
-  if (job->failure) return respond(job->exchange, error_response(*job->failure), job->call.request_id);
-  if (job->route.prepare == nullptr)
-    return respond(job->exchange, std::move(job->response), job->call.request_id);
-  Generation::start(job->exchange, job->call.model, std::move(job->prepared.plan),
-                    std::move(job->prepared.format));
+  const std::string& id = job->call.request_id;
+  try {
+    if (job->failure) return respond(job->exchange, error_response(*job->failure), id);
+    if (job->route.prepare == nullptr) return respond(job->exchange, std::move(job->response), id);
+    Generation::start(job->exchange, job->call.model, std::move(job->prepared.plan),
+                      std::move(job->prepared.format));
+  } catch (const std::exception& e) {
+    LOG(error, "request {}: {}", id, e.what());
+    respond(job->exchange, error_response(500, "Internal error."), id);
+  }
 }
 
 void Router::set_loading(const std::string& phase, double fraction) {

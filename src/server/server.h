@@ -28,7 +28,7 @@ struct ServerConfig {
   int body_timeout_ms = 60000;
   int idle_timeout_ms = 120000;  // between requests of a kept-alive connection
   int write_timeout_ms = 60000;  // a client that reads nothing for so long is dropped
-  int request_timeout_ms = 0;               // deadline of every generation; 0: none but x-request-timeout-ms
+  int request_timeout_ms = 0;    // deadline of every generation; 0: none but x-request-timeout-ms
   int max_n = 128;
   int max_prompts = 256;      // prompts of one completions request
   int max_completions = 256;  // prompts x n of one request
