@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kMaxJsonDepth = 64;
 // Four probes run when a template is created, each on a message of a few bytes.
-constexpr int64_t kProbeWorkBytes = 16 << 20, kProbeMs = 500;
+constexpr int64_t kProbeMemoryBytes = 16 << 20, kProbeMs = 500;
 
 // The engine reports over several lines: a picture of the source, then "Error: …". One line remains.
 std::string engine_message(const std::string& what) {
@@ -123,7 +123,7 @@ class ChatTemplate::Impl {
   bool content_parts_ = false, string_content_ = true, object_arguments_ = true;
 
  private:
-  Result<std::string> execute(const common_json& variables, int64_t work_bytes, int64_t wall_ms) const;
+  Result<std::string> execute(const common_json& variables, int64_t memory_bytes, int64_t wall_ms) const;
   std::string probe_one(common_json message) const;
   Status adapt_message(common_json& message) const;
   Result<common_json> variables(const ChatTemplateInput& input, std::string& open_end) const;
@@ -158,9 +158,9 @@ Status ChatTemplate::Impl::parse(std::string source) {
   return {};
 }
 
-Result<std::string> ChatTemplate::Impl::execute(const common_json& variables, int64_t work_bytes,
+Result<std::string> ChatTemplate::Impl::execute(const common_json& variables, int64_t memory_bytes,
                                                 int64_t wall_ms) const {
-  TemplateBudget budget(work_bytes, now_ns() + wall_ms * 1'000'000);
+  TemplateBudget budget(memory_bytes, now_ns() + wall_ms * 1'000'000);
   const TemplateBudgetScope scope(budget);
   try {
     jinja::context context(source_);
@@ -190,7 +190,7 @@ std::string ChatTemplate::Impl::probe_one(common_json message) const {
   variables["bos_token"] = bos_text_;
   variables["eos_token"] = eos_text_;
   variables["add_generation_prompt"] = true;
-  Result<std::string> out = execute(variables, std::min(limits_.work_bytes, kProbeWorkBytes), kProbeMs);
+  Result<std::string> out = execute(variables, std::min(limits_.memory_bytes, kProbeMemoryBytes), kProbeMs);
   return out ? *out : "";
 }
 
@@ -301,7 +301,7 @@ Result<std::string> ChatTemplate::Impl::render(const ChatTemplateInput& input) c
     std::string open_end;
     Result<common_json> given = variables(input, open_end);
     if (!given) return given.error();
-    Result<std::string> out = execute(*given, limits_.work_bytes, limits_.wall_ms);
+    Result<std::string> out = execute(*given, limits_.memory_bytes, limits_.wall_ms);
     if (out && !open_end.empty()) *out += open_end;
     return out;
   } catch (const std::exception& e) {  // common_json on a shape that none of the checks above foresaw

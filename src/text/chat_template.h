@@ -18,8 +18,8 @@ struct ChatTemplateLimits {
   size_t source_bytes = 256 << 10;  // the largest known template has 17 KiB
   size_t input_bytes = 32 << 20;    // messages, tools and extra variables together
   size_t output_bytes = 32 << 20;
-  int64_t work_bytes = 512 << 20;  // bytes built by one rendering, dead or alive, steps counted in
-  int64_t wall_ms = 3000;
+  int64_t memory_bytes = 256 << 20;  // an estimate of what one rendering holds at a time
+  int64_t wall_ms = 10'000;
 };
 
 struct ChatTemplateInput {

@@ -9,7 +9,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view messages =
       zero == all.npos ? R"([{"role":"user","content":"Hi"},{"role":"assistant","content":"a"}])"
                        : all.substr(zero + 1);
-  const sluice::ChatTemplateLimits limits{.output_bytes = 1 << 20, .work_bytes = 2 << 20, .wall_ms = 2000};
+  const sluice::ChatTemplateLimits limits{.output_bytes = 1 << 20, .memory_bytes = 2 << 20, .wall_ms = 2000};
   auto chat = sluice::ChatTemplate::create(std::string(all.substr(0, zero)), "<s>", "</s>", limits);
   if (!chat) return 0;
   const char* tools = R"([{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}])";

@@ -192,11 +192,11 @@ TEST(ChatTemplate, HostileTemplatesEndInAnError) {
       {"{% for i in range(90000) %}{% for j in range(90000) %}x{% endfor %}{% endfor %}", "rendering"},
       {"{{ 'a' * 100000000000 }}", "string too long"},
       {"{% set n = namespace(s='a') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
-       "rendering builds"},
+       "rendering needs"},
       {"{% set n = namespace(s=[1]) %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
-       "rendering builds"},
+       "rendering needs"},
       {"{% set n = namespace(s=[1]) %}{% for i in range(99) %}{% set n.s = [n.s, n.s] %}{% endfor %}",
-       "rendering builds"},
+       "rendering needs"},
       {"{% set n = namespace(s=[1]) %}{% for i in range(999) %}{% set n.s = [n.s] %}{% endfor %}",
        "nested too deeply"},
       {"{% set n = namespace() %}{% set n.x = n %}{{ n | tojson }}", "cannot hold itself"},
@@ -222,7 +222,7 @@ TEST(ChatTemplate, HostileTemplatesEndInAnError) {
   };
   for (const auto& [source, message] : cases) {
     Result<ChatTemplate> made =
-        ChatTemplate::create(source, "", "", {.work_bytes = 64 << 20, .wall_ms = 60'000});
+        ChatTemplate::create(source, "", "", {.memory_bytes = 64 << 20, .wall_ms = 60'000});
     ASSERT_TRUE(made.ok()) << source << made.error().message;
     const Result<std::string> out = made->render({.messages_json = "[]"});
     ASSERT_FALSE(out.ok()) << source;

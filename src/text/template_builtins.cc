@@ -31,21 +31,26 @@ const value& unnamed(const value& arg) {
 // The argument of that name or position (the engine's own rule); undefined where there is none.
 value argument(const func_args& args, const char* name, size_t at) { return args.get_kwarg_or_pos(name, at); }
 
-void walk(const value& v, const jinja::value_t* target, int depth) {
+size_t string_bytes(const value& v) { return v->val_str.length() + v->val_str.parts.size() * kPartBytes; }
+
+size_t walk(const value& v, const jinja::value_t* target, int depth) {
   if (v.get() == target && target) throw TemplateLimit("a container cannot hold itself");
   if (depth > kMaxValueDepth) throw TemplateLimit("containers nested too deeply");
   template_budget().charge(16);
+  size_t bytes = kValueBytes;
   if (v->val_func) {
     // A function keeps alive what it is bound to, so inside a container it could close a circle.
     if (target) throw std::runtime_error("functions cannot be stored in containers");
     const auto* function = jinja::cast_val<jinja::value_func>(v);
-    if (function && function->arg0) walk(function->arg0, target, depth + 1);
+    if (function && function->arg0) bytes += walk(function->arg0, target, depth + 1);
   }
-  for (const value& item : v->val_arr) walk(item, target, depth + 1);
+  if (!v->val_str.parts.empty()) bytes += string_bytes(v);
+  for (const value& item : v->val_arr) bytes += walk(item, target, depth + 1);
   for (const auto& [key, item] : v->val_obj) {
-    walk(key, target, depth + 1);
-    walk(item, target, depth + 1);
+    bytes += walk(key, target, depth + 1);
+    bytes += walk(item, target, depth + 1);
   }
+  return bytes;
 }
 
 void check_length(size_t bytes) {
@@ -265,7 +270,7 @@ void check_arguments(const std::string& name, const func_args& args) {
   }
   for (size_t i = 0; i < all.size(); ++i) {
     const value& v = unnamed(all[i]);
-    if (append && i == 1) walk_value(v, all[0].get());
+    if (append && i == 1) template_budget().keep(walk_value(v, all[0].get()));
     if (append || reach == Reach::kConstant || !is_container(v)) continue;
     const bool compared = i > 0 && (name.starts_with("select") || name.starts_with("reject"));
     if (reach == Reach::kLinear && !compared) {
@@ -282,16 +287,15 @@ bool is_container(const value& v) {
   return jinja::is_val<jinja::value_array>(v) || jinja::is_val<jinja::value_object>(v);
 }
 
-void walk_value(const value& v, const jinja::value_t* target) { walk(v, target, 0); }
+size_t walk_value(const value& v, const jinja::value_t* target) { return walk(v, target, 0); }
 
 void charge_built(const value& v) {
-  template_budget().charge(is_string(v) ? v->val_str.length() + v->val_str.parts.size() * kPartBytes
-                                        : v->val_arr.size() * 16 + v->val_obj.size() * 96);
+  template_budget().charge(is_string(v) ? string_bytes(v) : v->val_arr.size() * 16 + v->val_obj.size() * 96);
 }
 
 void charge_printed(const value& v) {
   if (is_string(v)) {
-    template_budget().charge(v->val_str.length() + v->val_str.parts.size() * kPartBytes);
+    template_budget().charge(string_bytes(v));
   } else if (is_container(v)) {
     walk_value(v, nullptr);
   }
@@ -347,7 +351,6 @@ value call_builtin(const std::string& name, const jinja::func_handler& builtin, 
     if (name.starts_with("select") || name.starts_with("reject")) check_select(args);
   }
   if (name == "indent" && on_string) check_indent(args);
-  if (name == "append") template_budget().charge(256);
   const bool as_json = name == "tojson" || name == "string" || name == "safe";
   if (as_json && !all.empty() && !on_string) check_tojson(args);
   return builtin(args);

@@ -12,10 +12,13 @@ namespace sluice {
 // The budget of this thread; there must be one.
 TemplateBudget& template_budget();
 
+inline constexpr size_t kValueBytes = 320;  // a value of the engine
+
 bool is_container(const jinja::value& v);
-// Follows everything that v holds. Throws TemplateLimit where that is deeper than any operation of the engine
-// can take, more than the budget allows, or leads to target (which v is about to be put into).
-void walk_value(const jinja::value& v, const jinja::value_t* target);
+// Follows everything that v holds, and returns about how many bytes that is. Throws TemplateLimit where it is
+// deeper than any operation of the engine can take, more than the budget allows, or leads to target, which v is
+// about to be put into.
+size_t walk_value(const jinja::value& v, const jinja::value_t* target);
 
 void charge_built(const jinja::value& v);    // the result of an operation
 void charge_printed(const jinja::value& v);  // a value that becomes text of the output

@@ -20,7 +20,6 @@ using jinja::value;
 
 constexpr size_t kMaxStackBytes = 1 << 20;
 constexpr size_t kMaxLoopItems = 100'000;
-constexpr int64_t kStepBytes = 256;  // what a step costs in bytes: about the size of a value of the engine
 
 thread_local TemplateBudget* g_budget = nullptr;
 
@@ -32,8 +31,11 @@ struct StepNode : statement {
   explicit StepNode(statement_ptr node) : inner(std::move(node)) { pos = inner->pos; }
   std::string type() const override { return inner->type(); }
   value execute_impl(context& ctx) const override {
-    template_budget().step();
+    TemplateBudget& budget = template_budget();
+    budget.step();
+    const int64_t mark = budget.enter();
     value out = inner->execute(ctx);
+    budget.leave(mark);
     charge_printed(out);
     return out;
   }
@@ -55,15 +57,25 @@ statement_ptr constant(value v, size_t pos) {
 // refused.
 struct StoredNode : jinja::expression {
   statement_ptr inner;
-  const statement* target = nullptr;  // of "set target.member = …"
-  StoredNode(statement_ptr node, const statement* into) : inner(std::move(node)), target(into) {
+  const jinja::member_expression* target = nullptr;  // of "set target.member = …"
+  StoredNode(statement_ptr node, const jinja::member_expression* into) : inner(std::move(node)), target(into) {
     pos = inner->pos;
   }
   std::string type() const override { return inner->type(); }
   value execute_impl(context& ctx) const override {
     value out = inner->execute(ctx);
-    if (is_container(out)) walk_value(out, target ? target->execute(ctx).get() : nullptr);
+    value object = target ? target->object->execute(ctx) : nullptr;
+    const size_t bytes = walk_value(out, object.get());
+    if (object) release_member(object);
+    template_budget().keep(bytes);
     return out;
+  }
+  void release_member(const value& object) const {
+    const auto* name = dynamic_cast<const jinja::identifier*>(target->property.get());
+    if (!name || !jinja::is_val<jinja::value_object>(object)) return;
+    value none = jinja::mk_val<jinja::value_undefined>();
+    const value& old = object->at(name->val, none);
+    if (!old->is_undefined()) template_budget().release(walk_value(old, nullptr));
   }
 };
 
@@ -248,11 +260,8 @@ void guard_for(jinja::for_statement& loop) {
 }
 
 void guard_set(jinja::set_statement& set) {
-  const statement* target = nullptr;
-  if (auto* member = dynamic_cast<jinja::member_expression*>(set.assignee.get())) {
-    guard(member->object);
-    target = member->object.get();
-  }
+  auto* target = dynamic_cast<jinja::member_expression*>(set.assignee.get());
+  if (target) guard(target->object);
   if (set.val) {
     guard(set.val);
     set.val = std::make_unique<StoredNode>(std::move(set.val), target);
@@ -361,8 +370,8 @@ TemplateBudget& template_budget() {
   return *g_budget;
 }
 
-TemplateBudget::TemplateBudget(int64_t work_bytes, TimeNs deadline_ns)
-    : bytes_left_(work_bytes),
+TemplateBudget::TemplateBudget(int64_t memory_bytes, TimeNs deadline_ns)
+    : memory_bytes_(memory_bytes),
       deadline_ns_(deadline_ns),
       stack_base_(static_cast<const char*>(__builtin_frame_address(0))) {}
 
@@ -372,20 +381,33 @@ void TemplateBudget::fail(ErrorCode code, const char* text) {
 }
 
 void TemplateBudget::step() {
-  charge(size_t(kStepBytes));
   const char* here = static_cast<const char*>(__builtin_frame_address(0));
-  if (std::abs(stack_base_ - here) > std::ptrdiff_t(kMaxStackBytes))
+  if (std::abs(stack_base_ - here) > std::ptrdiff_t(kMaxStackBytes)) {
     fail(ErrorCode::kTooLarge, "recursion too deep");
-  if ((++steps_ & 63) == 0 && now_ns() > deadline_ns_)
+  }
+  if ((++steps_ & 63) == 0 && now_ns() > deadline_ns_) {
     fail(ErrorCode::kDeadlineExceeded, "rendering takes too long");
+  }
 }
 
 void TemplateBudget::charge(size_t bytes) {
-  if (bytes > size_t(INT64_MAX) || (bytes_left_ -= int64_t(bytes)) < 0) {
-    bytes_left_ = 0;
-    fail(ErrorCode::kTooLarge, "rendering builds too much data");
+  if (bytes > size_t(memory_bytes_) || (built_bytes_ += int64_t(bytes)) > memory_bytes_ - kept_bytes_) {
+    fail(ErrorCode::kTooLarge, "rendering needs too much memory");
   }
 }
+
+void TemplateBudget::leave(int64_t mark) {
+  built_bytes_ = mark;
+  charge(kValueBytes);
+}
+
+void TemplateBudget::keep(size_t bytes) {
+  if (bytes > size_t(memory_bytes_) || (kept_bytes_ += int64_t(bytes)) > memory_bytes_ - built_bytes_) {
+    fail(ErrorCode::kTooLarge, "rendering needs too much memory");
+  }
+}
+
+void TemplateBudget::release(size_t bytes) { kept_bytes_ = std::max<int64_t>(0, kept_bytes_ - int64_t(bytes)); }
 
 TemplateBudgetScope::TemplateBudgetScope(TemplateBudget& budget) {
   CHECK(g_budget == nullptr);

@@ -4,9 +4,10 @@
 // leaves that file.
 //
 // What is bounded: nesting of the source (before parsing); recursion, by stack bytes; loops, by steps and
-// clock; strings and arrays, by bytes; containers that contain themselves or unfold exponentially, by a capped
-// walk before any operation that would follow them; engine operations that are quadratic (replace, split), by
-// our own linear ones; integer division by zero and sorting of values without an order, by refusing them.
+// clock; strings and arrays, by an estimate of the memory they hold; containers that contain themselves or
+// unfold exponentially, by a capped walk before any operation that would follow them; engine operations that
+// are quadratic (replace, split), by our own linear ones; integer division by zero and sorting of values
+// without an order, by refusing them.
 #pragma once
 
 #include <stdexcept>
@@ -26,17 +27,27 @@ class TemplateLimit : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What one rendering may still use. One thread.
+// What one rendering may use: an estimate of the memory it holds, time, and stack. One thread.
+//
+// Memory has two parts. What expressions build lives until the statement around them ends: charge(), and
+// enter() and leave() around each statement. What is stored in variables and containers lives on: keep(), and
+// release() for what a member of a namespace held before. Counting all that was ever built instead refused
+// templates that collect their output in a namespace, from a few hundred messages on.
 class TemplateBudget {
  public:
-  TemplateBudget(int64_t work_bytes, TimeNs deadline_ns);
-  void step();                                      // one node executed
-  void charge(size_t bytes);                        // bytes built
+  TemplateBudget(int64_t memory_bytes, TimeNs deadline_ns);
+  void step();  // one node executed
+  void charge(size_t bytes);
+  int64_t enter() const { return built_bytes_; }
+  void leave(int64_t mark);  // what enter() gave
+  void keep(size_t bytes);
+  void release(size_t bytes);
   ErrorCode exceeded() const { return exceeded_; }  // kInternal: nothing was
 
  private:
   [[noreturn]] void fail(ErrorCode code, const char* text);
-  int64_t bytes_left_;
+  int64_t memory_bytes_;
+  int64_t built_bytes_ = 0, kept_bytes_ = 0;
   TimeNs deadline_ns_;
   const char* stack_base_;
   uint32_t steps_ = 0;
