@@ -2,6 +2,8 @@
 
 #include <utf8proc.h>
 
+#include <algorithm>
+
 #include "text/utf8.h"
 
 namespace sluice {
@@ -35,6 +37,12 @@ void SpecialTokens::add(int32_t id, std::string_view text, bool is_control) {
   if (!is_control) user_defined_.insert(text, id);
 }
 
+void SpecialTokens::set_trims(std::vector<TokenTrim> trims) {
+  trims_ = std::move(trims);
+  std::stable_sort(trims_.begin(), trims_.end(),
+                   [](const TokenTrim& a, const TokenTrim& b) { return a.id < b.id; });
+}
+
 SpecialTokens::Match SpecialTokens::match_at(std::string_view text, size_t at, const ByteTrie& trie) const {
   Match best;
   int32_t node = trie.root();
@@ -47,17 +55,17 @@ SpecialTokens::Match SpecialTokens::match_at(std::string_view text, size_t at, c
 }
 
 bool SpecialTokens::accept(std::string_view text, size_t from, Match& match) const {
-  for (const TokenTrim& trim : trims_) {
-    if (trim.id != match.id) continue;
-    if (trim.single_word) {
-      if (match.end < text.size() && word_character_at(text, match.end)) return false;
-      if (match.begin > 0 && word_character_at(text, start_of_previous(text, match.begin))) return false;
-    }
-    while (trim.left && match.begin > from && white_space_before(text, match.begin) > 0) {
-      match.begin -= white_space_before(text, match.begin);
-    }
-    while (trim.right && white_space_at(text, match.end) > 0) match.end += white_space_at(text, match.end);
+  const auto trim = std::lower_bound(trims_.begin(), trims_.end(), match.id,
+                                     [](const TokenTrim& t, int32_t id) { return t.id < id; });
+  if (trim == trims_.end() || trim->id != match.id) return true;
+  if (trim->single_word) {
+    if (match.end < text.size() && word_character_at(text, match.end)) return false;
+    if (match.begin > 0 && word_character_at(text, start_of_previous(text, match.begin))) return false;
   }
+  while (trim->left && match.begin > from && white_space_before(text, match.begin) > 0) {
+    match.begin -= white_space_before(text, match.begin);
+  }
+  while (trim->right && white_space_at(text, match.end) > 0) match.end += white_space_at(text, match.end);
   return true;
 }
 

@@ -13,7 +13,7 @@ namespace sluice {
 class SpecialTokens {
  public:
   void add(int32_t id, std::string_view text, bool is_control);
-  void set_trims(const std::vector<TokenTrim>& trims) { trims_ = trims; }
+  void set_trims(std::vector<TokenTrim> trims);
 
   struct Match {
     int32_t id = -1;
@@ -28,7 +28,7 @@ class SpecialTokens {
   bool accept(std::string_view text, size_t from, Match& match) const;
   // Two tries, since text that may not hold control tokens must still find a shorter user-defined one.
   ByteTrie all_, user_defined_;
-  std::vector<TokenTrim> trims_;
+  std::vector<TokenTrim> trims_;  // sorted by id
 };
 
 }  // namespace sluice
