@@ -117,6 +117,9 @@ class GgufParser {
   Error fail(const std::string& what) const {
     return {ErrorCode::kCorrupt, fmt::format("{}: {}", file_.path_, what)};
   }
+  Error damaged(const std::string& what) const {
+    return fail(what + "; the file is damaged, download it again");
+  }
   Error truncated(const std::string& where) const {
     return fail(
         fmt::format("ends within {} (offset {} of {}); the file is truncated or damaged, download it again",
@@ -128,7 +131,9 @@ class GgufParser {
     uint32_t magic = 0, version = 0;
     if (!read(magic)) return truncated("its first four bytes");
     if (magic != load<uint32_t>(reinterpret_cast<const std::byte*>("GGUF"))) {
-      return fail("offset 0: does not begin with \"GGUF\", so it is no GGUF model");
+      return fail(
+          "offset 0: does not begin with \"GGUF\", so it is no GGUF model; give a .gguf file or a Hugging Face "
+          "folder");
     }
     if (!read(version) || !read(tensor_count_) || !read(key_count_)) return truncated("its head");
     if (version == 1 || (version & 0xffff) == 0) {
@@ -142,12 +147,12 @@ class GgufParser {
           fmt::format("offset 4: GGUF version {} is newer than this program; 2 and 3 are read", version));
     file_.version_ = int(version);
     if (tensor_count_ > left() / kMinTensorEntry || tensor_count_ > kMaxTensors) {
-      return fail(fmt::format("offset 8: tensor count {} cannot be true of a file with {} bytes left",
-                              tensor_count_, left()));
+      return damaged(fmt::format("offset 8: tensor count {} cannot be true of a file with {} bytes left",
+                                 tensor_count_, left()));
     }
     if (key_count_ > left() / kMinKeyEntry || key_count_ > kMaxKeys) {
-      return fail(fmt::format("offset 16: key count {} cannot be true of a file with {} bytes left", key_count_,
-                              left()));
+      return damaged(fmt::format("offset 16: key count {} cannot be true of a file with {} bytes left",
+                                 key_count_, left()));
     }
     return {};
   }
@@ -156,20 +161,20 @@ class GgufParser {
     std::string_view name;
     if (!read_string(name)) return truncated(fmt::format("the name of key {} of {}", index + 1, key_count_));
     if (name.empty() || name.size() > kMaxKeyBytes) {
-      return fail(fmt::format("key {}: a name of {} bytes (1 to {} are allowed)", index + 1, name.size(),
-                              kMaxKeyBytes));
+      return damaged(fmt::format("key {}: a name of {} bytes (1 to {} are allowed)", index + 1, name.size(),
+                                 kMaxKeyBytes));
     }
     GgufFile::Value value;
     if (!read(value.type)) return truncated("key " + shown(name));
     if (Status s = value.type == kArray ? array(name, value) : scalar(name, value); !s) return s;
     if (!file_.values_.emplace(name, value).second)
-      return fail(fmt::format("key {} stands twice", shown(name)));
+      return damaged(fmt::format("key {} stands twice", shown(name)));
     return {};
   }
 
   Status scalar(std::string_view name, GgufFile::Value& value) {
     if (value.type >= kTypeCount)
-      return fail(fmt::format("key {}: unknown value type {}", shown(name), value.type));
+      return damaged(fmt::format("key {}: unknown value type {}", shown(name), value.type));
     if (value.type == kString) {
       std::string_view text;
       if (!read_string(text)) return truncated("the string of key " + shown(name));
@@ -181,7 +186,7 @@ class GgufParser {
     if (left() < size) return truncated("the value of key " + shown(name));
     value.at = at();
     if (value.type == kBool && load<uint8_t>(value.at) > 1) {
-      return fail(fmt::format("key {}: a bool of value {}", shown(name), load<uint8_t>(value.at)));
+      return damaged(fmt::format("key {}: a bool of value {}", shown(name), load<uint8_t>(value.at)));
     }
     pos_ += size;
     return {};
@@ -191,13 +196,13 @@ class GgufParser {
     value.array = true;
     if (!read(value.type) || !read(value.count)) return truncated("key " + shown(name));
     if (value.type == kArray)
-      return fail(fmt::format("key {}: an array of arrays, which no known model has", shown(name)));
+      return damaged(fmt::format("key {}: an array of arrays, which no known model has", shown(name)));
     if (value.type >= kTypeCount)
-      return fail(fmt::format("key {}: unknown array element type {}", shown(name), value.type));
+      return damaged(fmt::format("key {}: unknown array element type {}", shown(name), value.type));
     const uint32_t element = value.type == kString ? 8 : kValueBytes[value.type];
     if (value.count > left() / element) {
-      return fail(fmt::format("key {}: an array of {} elements cannot be true of a file with {} bytes left",
-                              shown(name), value.count, left()));
+      return damaged(fmt::format("key {}: an array of {} elements cannot be true of a file with {} bytes left",
+                                 shown(name), value.count, left()));
     }
     value.at = at();
     if (value.type != kString) {
@@ -213,14 +218,14 @@ class GgufParser {
 
   Status alignment() {
     if (const GgufFile::Value* v = file_.find("general.alignment", false)) {
-      if (v->type != kU32) return fail("key 'general.alignment': must be an unsigned 32-bit number");
+      if (v->type != kU32) return damaged("key 'general.alignment': must be an unsigned 32-bit number");
       alignment_ = load<uint32_t>(v->at);
     } else if (file_.has("general.alignment")) {
-      return fail("key 'general.alignment': must be an unsigned 32-bit number, not an array");
+      return damaged("key 'general.alignment': must be an unsigned 32-bit number, not an array");
     }
     if (!std::has_single_bit(alignment_) || alignment_ < 8 || alignment_ > kMaxAlignment) {
-      return fail(fmt::format("key 'general.alignment': {} (a power of two from 8 to {} is expected)",
-                              alignment_, kMaxAlignment));
+      return damaged(fmt::format("key 'general.alignment': {} (a power of two from 8 to {} is expected)",
+                                 alignment_, kMaxAlignment));
     }
     const std::optional<double> parts = file_.number("split.count");
     if (parts && *parts > 1) {
@@ -239,12 +244,12 @@ class GgufParser {
       if (!read_string(name))
         return truncated(fmt::format("the name of tensor {} of {}", i + 1, tensor_count_));
       if (name.empty() || name.size() > kMaxTensorNameBytes) {
-        return fail(fmt::format("tensor {}: its name {} has {} bytes (1 to {} are allowed)", i + 1, shown(name),
-                                name.size(), kMaxTensorNameBytes));
+        return damaged(fmt::format("tensor {}: its name {} has {} bytes (1 to {} are allowed)", i + 1,
+                                   shown(name), name.size(), kMaxTensorNameBytes));
       }
       if (Status s = tensor(name); !s) return s;
       if (!file_.tensor_index_.emplace(name, i).second)
-        return fail(fmt::format("tensor {} stands twice", shown(name)));
+        return damaged(fmt::format("tensor {} stands twice", shown(name)));
     }
     return {};
   }
@@ -256,25 +261,29 @@ class GgufParser {
     uint64_t offset = 0;
     if (!read(dimension_count)) return truncated("tensor " + shown(name));
     if (dimension_count < 1 || dimension_count > 4) {
-      return fail(fmt::format("tensor {}: {} dimensions (1 to 4 are allowed)", shown(name), dimension_count));
+      return damaged(
+          fmt::format("tensor {}: {} dimensions (1 to 4 are allowed)", shown(name), dimension_count));
     }
     t.dimension_count = int(dimension_count);
     for (uint32_t d = 0; d < dimension_count; d++) {
       if (!read(t.dimensions[d])) return truncated("tensor " + shown(name));
       if (t.dimensions[d] <= 0) {
-        return fail(fmt::format("tensor {}: dimension {} is {}", shown(name), d, uint64_t(t.dimensions[d])));
+        return damaged(fmt::format("tensor {}: dimension {} is {}", shown(name), d, uint64_t(t.dimensions[d])));
       }
     }
     if (!read(type) || !read(offset)) return truncated("tensor " + shown(name));
     t.type = find_ggml_type(type);
-    if (!t.type) return fail(fmt::format("tensor {}: unknown type {}", shown(name), type));
+    if (!t.type) {
+      return fail(fmt::format("tensor {}: unknown type {}; convert the model to Q4_K_M, Q8_0 or BF16",
+                              shown(name), type));
+    }
     if (t.cols() % t.type->block != 0) {
-      return fail(fmt::format("tensor {}: rows of {} columns, but {} has blocks of {}", shown(name), t.cols(),
-                              t.type->name, t.type->block));
+      return damaged(fmt::format("tensor {}: rows of {} columns, but {} has blocks of {}", shown(name),
+                                 t.cols(), t.type->name, t.type->block));
     }
     if (offset % alignment_ != 0) {
-      return fail(fmt::format("tensor {}: offset {} is no multiple of the alignment {}", shown(name), offset,
-                              alignment_));
+      return damaged(fmt::format("tensor {}: offset {} is no multiple of the alignment {}", shown(name), offset,
+                                 alignment_));
     }
     file_.tensors_.push_back(t);
     offsets_.push_back(offset);
@@ -292,7 +301,7 @@ class GgufParser {
       bool wraps =
           __builtin_mul_overflow(uint64_t(t.cols() / t.type->block), uint64_t(t.type->block_bytes), &size);
       for (int d = 1; d < 4; d++) wraps |= __builtin_mul_overflow(size, uint64_t(t.dimensions[d]), &size);
-      if (wraps) return fail(fmt::format("tensor {}: its dimensions overflow", shown(t.name)));
+      if (wraps) return damaged(fmt::format("tensor {}: its dimensions overflow", shown(t.name)));
       if (offsets_[i] > available || size > available - offsets_[i]) {
         return fail(
             fmt::format("tensor {}: {} bytes at offset {} reach beyond the {} bytes of data; the file is "
@@ -312,7 +321,7 @@ class GgufParser {
     for (size_t i = 1; i < order.size(); i++) {
       const GgufTensor &before = file_.tensors_[order[i - 1]], &after = file_.tensors_[order[i]];
       if (before.data.data() + before.data.size() > after.data.data()) {
-        return fail(fmt::format("tensors {} and {} overlap", shown(before.name), shown(after.name)));
+        return damaged(fmt::format("tensors {} and {} overlap", shown(before.name), shown(after.name)));
       }
     }
     return {};

@@ -55,11 +55,12 @@ class HeaderParser {
     data_ = bytes_.subspan(8 + length);
     dom::parser parser;
     constexpr size_t kMaxDepth = 16;
-    if (parser.allocate(length + 1, kMaxDepth) != simdjson::SUCCESS) return fail("header too large to parse");
+    if (parser.allocate(length + 1, kMaxDepth) != simdjson::SUCCESS)
+      return damaged("header too large to parse");
     const simdjson::padded_string padded(reinterpret_cast<const char*>(bytes_.data()) + 8, length);
     dom::object header;
     if (const auto e = parser.parse(padded).get(header)) {
-      return fail(fmt::format("its header is no JSON object: {}", simdjson::error_message(e)));
+      return damaged(fmt::format("its header is no JSON object: {}", simdjson::error_message(e)));
     }
     for (const dom::key_value_pair& field : header) {
       if (field.key == "__metadata__") continue;
@@ -73,35 +74,38 @@ class HeaderParser {
   Error fail(const std::string& what) const {
     return {ErrorCode::kCorrupt, fmt::format("{}: {}", path_, what)};
   }
+  Error damaged(const std::string& what) const {
+    return fail(what + "; the file is damaged, download it again");
+  }
 
   Status tensor(std::string_view name, const dom::element& value) {
     if (name.empty() || name.size() > kMaxNameBytes)
-      return fail("a tensor name of " + std::to_string(name.size()) + " bytes");
+      return damaged("a tensor name of " + std::to_string(name.size()) + " bytes");
     SafetensorsTensor t;
     t.name = name;
     std::string_view type;
     dom::array shape, offsets;
     if (value["dtype"].get(type) || value["shape"].get(shape) || value["data_offsets"].get(offsets)) {
-      return fail(fmt::format("tensor {}: dtype, shape and data_offsets are expected", shown(name)));
+      return damaged(fmt::format("tensor {}: dtype, shape and data_offsets are expected", shown(name)));
     }
     t.type = type;
     uint64_t size = element_bytes(type);
-    if (size == 0) return fail(fmt::format("tensor {}: unknown dtype {}", shown(name), shown(type)));
+    if (size == 0) return damaged(fmt::format("tensor {}: unknown dtype {}", shown(name), shown(type)));
     bool wraps = false;
     for (const dom::element dimension : shape) {
       int64_t d = -1;
       if (dimension.get(d) || d < 0)
-        return fail(fmt::format("tensor {}: a dimension is no natural number", shown(name)));
+        return damaged(fmt::format("tensor {}: a dimension is no natural number", shown(name)));
       wraps |= __builtin_mul_overflow(size, uint64_t(d), &size);
       t.shape.push_back(d);
       if (t.shape.size() > kMaxDimensions)
-        return fail(fmt::format("tensor {}: more than {} dimensions", shown(name), kMaxDimensions));
+        return damaged(fmt::format("tensor {}: more than {} dimensions", shown(name), kMaxDimensions));
     }
     uint64_t border[2] = {0, 0};
     size_t count = 0;
     for (const dom::element offset : offsets) {
       if (count == 2 || offset.get(border[count]))
-        return fail(fmt::format("tensor {}: data_offsets must be two numbers", shown(name)));
+        return damaged(fmt::format("tensor {}: data_offsets must be two numbers", shown(name)));
       count++;
     }
     if (count != 2 || border[0] > border[1] || border[1] > data_.size()) {
@@ -111,8 +115,8 @@ class HeaderParser {
           shown(name), border[0], border[1], data_.size()));
     }
     if (wraps || border[1] - border[0] != size) {
-      return fail(fmt::format("tensor {}: {} bytes of data, but its dtype and shape ask for {}", shown(name),
-                              border[1] - border[0], wraps ? "more than fits" : std::to_string(size)));
+      return damaged(fmt::format("tensor {}: {} bytes of data, but its dtype and shape ask for {}", shown(name),
+                                 border[1] - border[0], wraps ? "more than fits" : std::to_string(size)));
     }
     t.data = data_.subspan(border[0], size);
     tensors_.push_back(std::move(t));
@@ -127,7 +131,8 @@ class HeaderParser {
               [&](size_t a, size_t b) { return tensors_[a].name < tensors_[b].name; });
     for (size_t i = 1; i < order.size(); i++) {
       const std::string& name = tensors_[order[i]].name;
-      if (name == tensors_[order[i - 1]].name) return fail(fmt::format("tensor {} stands twice", shown(name)));
+      if (name == tensors_[order[i - 1]].name)
+        return damaged(fmt::format("tensor {} stands twice", shown(name)));
     }
     std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
       const auto &x = tensors_[a].data, &y = tensors_[b].data;
@@ -137,14 +142,13 @@ class HeaderParser {
     for (size_t i : order) {
       const SafetensorsTensor& t = tensors_[i];
       if (t.data.data() != end) {
-        return fail(fmt::format("tensor {}: {} the tensor before it", shown(t.name),
-                                t.data.data() < end ? "overlaps" : "leaves a gap to"));
+        return damaged(fmt::format("tensor {}: {} the tensor before it", shown(t.name),
+                                   t.data.data() < end ? "overlaps" : "leaves a gap to"));
       }
       end += t.data.size();
     }
     const auto rest = size_t(data_.data() + data_.size() - end);
-    if (rest != 0)
-      return fail(fmt::format("{} bytes at its end belong to no tensor; the file is damaged", rest));
+    if (rest != 0) return damaged(fmt::format("{} bytes at its end belong to no tensor", rest));
     return {};
   }
 
