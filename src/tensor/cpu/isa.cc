@@ -9,6 +9,8 @@
 namespace sluice::cpu {
 namespace {
 
+#if defined(__x86_64__)
+
 // Linux hands out the 8 KB of AMX tile state only on request: arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA). The
 // permission belongs to the process, so threads made later have it too.
 bool request_amx_permission() {
@@ -36,6 +38,12 @@ bool has_amx() {
   static const bool permitted = (d & kAll) == kAll && request_amx_permission();
   return permitted;
 }
+
+#else
+bool has_avx2() { return false; }
+bool has_avx512_vnni() { return false; }
+bool has_amx() { return false; }
+#endif
 
 bool has(Isa isa) {
   switch (isa) {

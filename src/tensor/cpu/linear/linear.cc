@@ -16,9 +16,11 @@ struct Kernels {
 // The list of what exists.
 constexpr Kernels kKernels[] = {
     /* scalar      */ {quantize_scalar, tiles_scalar},
+#if defined(__x86_64__)
     /* avx2        */ {quantize_avx2, tiles_avx2},
     /* avx512_vnni */ {quantize_avx512, tiles_avx512_vnni},
     /* amx         */ {quantize_avx512, tiles_amx},
+#endif
 };
 
 // Elements of x below which the caller quantizes alone, sooner than a team would be at work (about 2 µs).

