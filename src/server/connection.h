@@ -40,7 +40,7 @@ struct Loop : std::enable_shared_from_this<Loop> {
       boost::asio::basic_waitable_timer<std::chrono::steady_clock,
                                         boost::asio::wait_traits<std::chrono::steady_clock>, Executor>;
 
-  explicit Loop(NetworkShared& shared_state);
+  explicit Loop(std::shared_ptr<NetworkShared> shared_state);
   void accept();
   void tick();
   void run_woken();
@@ -48,6 +48,8 @@ struct Loop : std::enable_shared_from_this<Loop> {
   void close_all();
   const std::string& date();  // value of the Date header, made once a second
 
+  // Owned together with the network: engine streams may hold connections, and so this, for longer.
+  const std::shared_ptr<NetworkShared> owner;
   NetworkShared& shared;
   boost::asio::io_context context{1};
   Acceptor acceptor{context};

@@ -12,6 +12,7 @@
 namespace sluice {
 namespace {
 
+using namespace std::string_literals;
 using testing::HasSubstr;
 
 class HttpTest : public testing::Test {
@@ -155,7 +156,7 @@ TEST_F(HttpTest, RefusesBadHeads) {
   expect_refused("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 client hello \r\n\r\n", 400);
   expect_refused("GET /health\r\n\r\n", 400);
   expect_refused("GET /health HTTP/2.0\r\n\r\n", 505);
-  expect_refused(std::string("GET /health HTTP/1.1\r\nX: a\0b\r\n\r\n", 35), 400);
+  expect_refused("GET /health HTTP/1.1\r\nX: a\0b\r\n\r\n"s, 400);
   expect_refused("GET /health HTTP/1.1\r\nX : a\r\n\r\n", 400);
   expect_refused("GET /health HTTP/1.1\r\nX: " + std::string(100 << 10, 'a') + "\r\n\r\n", 431);
   std::string many = "GET /health HTTP/1.1\r\n";

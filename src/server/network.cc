@@ -19,7 +19,8 @@ namespace sluice {
 namespace asio = boost::asio;
 void register_connection_meters();
 
-Loop::Loop(NetworkShared& shared_state) : shared(shared_state), scratch(64 << 10) {}
+Loop::Loop(std::shared_ptr<NetworkShared> shared_state)
+    : owner(std::move(shared_state)), shared(*owner), scratch(64 << 10) {}
 
 void Loop::accept() {
   acceptor.async_accept(context, [this](boost::system::error_code ec, Socket socket) {
@@ -123,8 +124,8 @@ class NetworkImpl final : public Network {
 
   Status open(const ServerConfig& config, HttpHandler& handler);
   int port() const override { return port_; }
-  int connections() const override { return shared_.connections.load(); }
-  int busy() const override { return shared_.busy.load(); }
+  int connections() const override { return shared_->connections.load(); }
+  int busy() const override { return shared_->busy.load(); }
   void stop_accepting() override;
   void shut_down_exchanges() override;
   void stop() override;
@@ -133,7 +134,7 @@ class NetworkImpl final : public Network {
   Status bind_all(const asio::ip::tcp::endpoint& endpoint);
   Status listen_on(Loop::Acceptor& acceptor, const asio::ip::tcp::endpoint& endpoint, bool shared_port);
 
-  NetworkShared shared_;
+  const std::shared_ptr<NetworkShared> shared_ = std::make_shared<NetworkShared>();
   std::vector<std::shared_ptr<Loop>> loops_;
   std::vector<std::thread> threads_;
   int port_ = 0;
@@ -177,7 +178,7 @@ Status NetworkImpl::listen_on(Loop::Acceptor& acceptor, const asio::ip::tcp::end
   if (!ec) acceptor.set_option(Loop::Acceptor::send_buffer_size(limits::kSendBufferBytes), ec);
   if (!ec) acceptor.bind(endpoint, ec);
   if (!ec) acceptor.listen(4096, ec);
-  if (ec) return io_error(shared_.config, ec.message());
+  if (ec) return io_error(shared_->config, ec.message());
   return {};
 }
 
@@ -201,8 +202,8 @@ Status NetworkImpl::bind_all(const asio::ip::tcp::endpoint& endpoint) {
 
 Status NetworkImpl::open(const ServerConfig& config, HttpHandler& handler) {
   register_connection_meters();
-  shared_.config = config;
-  shared_.handler = &handler;
+  shared_->config = config;
+  shared_->handler = &handler;
   raise_descriptor_limit(config.max_connections);
   if (config.port < 0 || config.port > 65535) return io_error(config, "a port is 0 to 65535");
   boost::system::error_code ec;
@@ -224,7 +225,7 @@ Status NetworkImpl::open(const ServerConfig& config, HttpHandler& handler) {
 }
 
 void NetworkImpl::stop_accepting() {
-  shared_.draining.store(true);
+  shared_->draining.store(true);
   for (auto& loop : loops_) {
     asio::post(loop->context, [raw = loop.get()] {
       boost::system::error_code ignored;

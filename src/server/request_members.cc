@@ -293,10 +293,14 @@ constexpr Refused kRefused[] = {
     {"n_probs", is_zero},
 };
 
+Counter& unknown_members() {
+  static Counter& counter =
+      meter::counter("sluice_http_unknown_members_total", "Request members that are not known and were ignored.");
+  return counter;
+}
+
 void note_unknown(std::string_view name) {
-  static Counter& ignored = meter::counter("sluice_http_unknown_members_total",
-                                           "Request members that are not known and were ignored.");
-  ignored.add();
+  unknown_members().add();
   static std::mutex mutex;
   static std::vector<std::string>* names = new std::vector<std::string>;
   if (name.size() > 64) return;
@@ -322,6 +326,8 @@ constexpr std::string_view kNoEffect[] = {"user",
                                           "cache_prompt"};
 
 }  // namespace
+
+void register_member_meters() { unknown_members(); }
 
 std::optional<Status> read_shared_member(std::string_view name, JsonView value, Options& options,
                                          const Bounds& bounds) {

@@ -72,6 +72,9 @@ std::optional<Status> read_shared_member(std::string_view name, JsonView value, 
 // A member that no API here can honour. Unset: unknown, and already counted.
 std::optional<Status> refuse_member(std::string_view name, JsonView value);
 
+// Registered at start, so that the first scrape shows them.
+void register_member_meters();
+
 // Names seen so far in an object; for finding doubles among the known ones.
 class SeenNames {
  public:

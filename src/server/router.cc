@@ -105,6 +105,7 @@ Router::Router(const ServerConfig& config)
   requests_counter("other");
   answers_counter(200);
   register_generation_meters();
+  register_member_meters();
   update_process_meters();
 }
 
