@@ -1,9 +1,9 @@
 #include "server/chat_request.h"
 
 #include "base/log.h"
+#include "engine/engine.h"
 #include "server/json_writer.h"
 #include "server/limits.h"
-#include "tensor/backend.h"
 
 namespace sluice {
 

@@ -1,7 +1,7 @@
 #include "server/completion_request.h"
 
 #include "base/log.h"
-#include "tensor/backend.h"
+#include "engine/engine.h"
 
 namespace sluice {
 
