@@ -72,9 +72,12 @@ void quantize_rows(Team& team, const Kernels& kernels, const LinearArgs& a, cons
   const int64_t m = a.x.rows;
   const float* x = a.x.row<const float>(0);
   if (m == 1 || m * a.x.cols < kAloneElements) return kernels.quantize(x, a.x.stride, a.x.cols, rows, 0, m);
-  const int tasks = int(std::min<int64_t>(m, team.size() * 2));
-  team.run_tasks(tasks, [&](int task, int) {
-    kernels.quantize(x, a.x.stride, a.x.cols, rows, m * task / tasks, m * (task + 1) / tasks);
+  // Whole panels where there are enough of them: those have a quicker way.
+  const int64_t unit = m >= 2 * kPanelRows * team.size() ? kPanelRows : 1, units = (m + unit - 1) / unit;
+  const int64_t tasks = std::min<int64_t>(units, team.size() * 2);
+  team.run_tasks(int(tasks), [&](int task, int) {
+    kernels.quantize(x, a.x.stride, a.x.cols, rows, units * task / tasks * unit,
+                     std::min(units * (task + 1) / tasks * unit, m));
   });
 }
 

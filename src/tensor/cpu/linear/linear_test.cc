@@ -393,13 +393,14 @@ TEST(Linear, UnknownGroupIsAnError) {
 }
 
 TEST(Linear, EveryIsaQuantizesAlike) {
-  constexpr int64_t kK = 100, kM = 12;
+  constexpr int64_t kK = 100, kM = 19;
   std::vector<float> x = random_x(kM, kK, 5);
   x[3] = 1e-38f;
   x[kK + 3] = std::numeric_limits<float>::infinity();
+  x[4 * kK + 40] = -std::numeric_limits<float>::quiet_NaN();
   for (int64_t k = 0; k < kK; ++k) x[size_t(2 * kK + k)] = float(k % 7) * 1e-37f;
   const int64_t groups = x_groups(kK);
-  const auto bytes = size_t(kPanelRows * quant_row_bytes(groups));
+  const auto bytes = size_t(2 * kPanelRows * quant_row_bytes(groups));
   for (Isa isa : available_isas()) {
     if (isa == Isa::scalar) continue;
     const QuantizeFn quantize = isa == Isa::avx2 ? quantize_avx2 : quantize_avx512;
