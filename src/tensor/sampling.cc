@@ -8,6 +8,8 @@
 namespace sluice::sampling {
 namespace {
 
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
 float finite(float x) {
   return x >= -FLT_MAX ? std::min(x, FLT_MAX) : -FLT_MAX;
 }  // NaN takes the second branch
@@ -24,9 +26,11 @@ int plain_arg_max(const float* x, int n) {
   return best;
 }
 
-double plain_sum_exp(const float* x, int n, float max, float scale) {
+double plain_sum_exp(const float* x, int n, float max, float scale, float from) {
   double sum = 0;
-  for (int i = 0; i < n; ++i) sum += std::exp((finite(x[i]) - max) * scale);
+  for (int i = 0; i < n; ++i) {
+    if (finite(x[i]) >= from) sum += std::exp((finite(x[i]) - max) * scale);
+  }
   return sum;
 }
 
@@ -36,10 +40,10 @@ int plain_count_above(const float* x, int n, float value) {
   return count;
 }
 
-int plain_collect(const float* x, int n, float threshold, int32_t first_id, Candidate* out) {
+int plain_collect(const float* x, int n, float from, float below, int32_t first_id, Candidate* out) {
   int count = 0;
   for (int i = 0; i < n; ++i) {
-    if (x[i] >= threshold) out[count++] = {x[i], 0, first_id + i};
+    if (x[i] >= from && !(x[i] >= below)) out[count++] = {x[i], 0, first_id + i};
   }
   return count;
 }
@@ -70,32 +74,52 @@ void find_max(Row& r) {
   }
 }
 
-int collect_all(const Row& r, float threshold) {
+// Ids with from <= logit < below into the scratch, in order of ids.
+std::span<Candidate> collect_all(const Row& r, float from, float below = kInfinity) {
+  Candidate* c = r.scratch.candidates.data();
   int count = 0;
+  // +infinity itself belongs to the top: nothing is below a bound that it does not reach.
+  const float bound = below == kInfinity ? std::numeric_limits<float>::quiet_NaN() : below;
   for (size_t s = 0; s < r.stats.size(); ++s) {
-    if (r.stats[s].max < threshold) continue;
+    if (r.stats[s].max < from) continue;
     const int begin = int(s) * kSlice;
-    count += r.k.collect(r.logits + begin, slice_size(r.vocab, int(s)), threshold, begin,
-                         r.scratch.candidates.data() + count);
+    count += r.k.collect(r.logits + begin, slice_size(r.vocab, int(s)), from, bound, begin, c + count);
   }
-  return count;
+  return {c, size_t(count)};
 }
 
-// Draws among all ids: the slice by the slices' sums, then the id within that slice.
-int draw_from_all(const Row& r, float scale, double u) {
-  double total = 0;
-  for (const SliceStats& s : r.stats) total += s.tempered_sum * std::exp(double(s.max - r.max) * scale);
-  double left = u * total;
+// Weight of the ids with logits from `from` on; the whole row's lies in the slices' sums already.
+double mass_from(const Row& r, float scale, float from) {
+  double mass = 0;
+  for (size_t s = 0; s < r.stats.size(); ++s) {
+    if (r.stats[s].max < from) continue;
+    mass += r.k.sum_exp(r.logits + s * kSlice, slice_size(r.vocab, int(s)), r.max, scale, from);
+  }
+  return mass;
+}
+
+double whole_mass(const Row& r, float scale) {
+  double mass = 0;
+  for (const SliceStats& s : r.stats) mass += s.tempered_sum * std::exp(double(s.max - r.max) * scale);
+  return mass;
+}
+
+// The id at weight `left`, counted in order of ids over those with logits from `from` on: first the slice, by
+// its sum, then the id within it.
+int draw_from(const Row& r, float scale, float from, double left) {
+  const bool all = from == -kInfinity;
   int chosen = r.arg_max;
   for (size_t s = 0; s < r.stats.size(); ++s) {
-    const double here = r.stats[s].tempered_sum * std::exp(double(r.stats[s].max - r.max) * scale);
+    const SliceStats& stats = r.stats[s];
+    const int begin = int(s) * kSlice, n = slice_size(r.vocab, int(s));
+    const double here = all ? stats.tempered_sum * std::exp(double(stats.max - r.max) * scale)
+                            : r.k.sum_exp(r.logits + begin, n, r.max, scale, from);
     if (left >= here && s + 1 < r.stats.size()) {
       left -= here;
       continue;
     }
-    const int begin = int(s) * kSlice, end = begin + slice_size(r.vocab, int(s));
-    for (int i = begin; i < end; ++i) {
-      const double w = std::exp((finite(r.logits[i]) - r.max) * scale);
+    for (int i = begin; i < begin + n; ++i) {
+      const double w = finite(r.logits[i]) >= from ? std::exp((finite(r.logits[i]) - r.max) * scale) : 0;
       if (w <= 0) continue;
       chosen = i;  // rounding may leave a little over at the slice's end: then its last possible id is taken
       left -= w;
@@ -151,18 +175,51 @@ size_t select_mass(std::span<Candidate> c, double target) {
   return end;
 }
 
+// top_p where it keeps thousands of ids. Bisects for a narrow band of logits that holds the cut, by sums over
+// the row; only the band's ids are looked at one by one. `shallow` is a depth that does not hold target, `deep`
+// the next guess.
+int draw_wide(const Row& r, float scale, double u, double target, float shallow, float deep) {
+  const auto at = [&](float depth) { return depth > 200 ? -FLT_MAX : r.max - depth / scale; };
+  double above = mass_from(r, scale, at(shallow));
+  for (double mass; deep <= 200 && (mass = mass_from(r, scale, at(deep))) < target; deep *= 1.5f) {
+    shallow = deep;
+    above = mass;
+  }
+  for (int i = 0; i < 6; ++i) {
+    const float middle = (shallow + std::min(deep, 200.0f)) / 2;
+    const double mass = mass_from(r, scale, at(middle));
+    if (mass < target) {
+      shallow = middle;
+      above = mass;
+    } else {
+      deep = middle;
+    }
+  }
+  std::span<Candidate> band = collect_all(r, at(deep), at(shallow));
+  weigh(band, r.max, scale);
+  band = band.first(select_mass(band, target - above));
+  const double in_band = sum_weights(band);
+  if (u * (above + in_band) < in_band) return draw(band, above + in_band, u, r.arg_max);
+  return draw_from(r, scale, at(shallow), u * (above + in_band) - in_band);
+}
+
 // min_p, top_k and top_p over the ids within some depth below the maximum, deeper until the answer is exact.
 int draw_filtered(const Row& r, float scale, double u) {
+  constexpr size_t kWide = 4096;
   const SampleRow& w = r.wish;
   const bool by_count = w.top_k > 0 && w.top_k < r.vocab;
-  // With min_p the depth that it names holds all that may be drawn. Else it begins where a usual distribution has some
-  // hundred ids and grows slowly: another pass costs less than candidates that are not needed.
-  for (float depth = w.min_p > 0 ? -std::log(std::min(w.min_p, 1.0f)) : 4;; depth *= 1.5f) {
+  float last_depth = 0;
+  // With min_p the depth that it names holds all that may be drawn. Else it begins where a usual distribution
+  // has some hundred ids and grows slowly: another pass costs less than candidates that are not needed.
+  for (float depth = w.min_p > 0 ? -std::log(std::min(w.min_p, 1.0f)) : 4;; last_depth = depth, depth *= 1.5f) {
     const bool complete = w.min_p > 0 || depth > 200;  // exp(-200) is below the smallest float
     const float threshold = depth > 200 ? -FLT_MAX : r.max - depth / scale;
-    std::span<Candidate> c(r.scratch.candidates.data(), size_t(collect_all(r, threshold)));
+    std::span<Candidate> c = collect_all(r, threshold);
     if (c.empty()) return r.arg_max;
     if (by_count && c.size() < size_t(w.top_k) && !complete) continue;
+    if (!by_count && !complete && c.size() > kWide) {
+      return draw_wide(r, scale, u, double(w.top_p) * whole_mass(r, scale), last_depth, depth);
+    }
     double total = weigh(c, r.max, scale);
     if (by_count && c.size() > size_t(w.top_k)) {
       std::nth_element(c.begin(), c.begin() + w.top_k, c.end(), before);
@@ -170,12 +227,8 @@ int draw_filtered(const Row& r, float scale, double u) {
       total = sum_weights(c);
     }
     if (w.top_p < 1) {
-      double whole = total;
-      if (!by_count && !complete) {  // the ids further down count in the sum that top_p is a share of
-        whole = 0;
-        for (const SliceStats& s : r.stats) whole += s.tempered_sum * std::exp(double(s.max - r.max) * scale);
-      }
-      const double target = double(w.top_p) * whole;
+      // Without top_k the ids further down count in the sum that top_p is a share of.
+      const double target = double(w.top_p) * (by_count || complete ? total : whole_mass(r, scale));
       if (total < target && !complete) continue;
       c = c.first(select_mass(c, target));
       total = sum_weights(c);
@@ -191,7 +244,7 @@ int choose(Row& r) {
   const float scale = 1 / w.temperature;
   const double u = uniform(w.seed, w.counter);
   const bool filtered = (w.top_k > 0 && w.top_k < r.vocab) || w.top_p < 1 || w.min_p > 0;
-  return filtered ? draw_filtered(r, scale, u) : draw_from_all(r, scale, u);
+  return filtered ? draw_filtered(r, scale, u) : draw_from(r, scale, -kInfinity, u * whole_mass(r, scale));
 }
 
 bool has_penalties(const SampleRow& w) {
@@ -221,7 +274,7 @@ void penalize(float* x, int vocab, const SampleRow& w, std::vector<int32_t>& cou
 }
 
 void adjust(float* x, int vocab, const SampleRow& w, std::vector<int32_t>& counts) {
-  constexpr float kNever = -std::numeric_limits<float>::infinity();
+  constexpr float kNever = -kInfinity;
   for (int i = 0; i < w.bias_count; ++i) {
     if (in_range(w.bias_ids[i], vocab)) x[w.bias_ids[i]] += w.bias_values[i];
   }
@@ -273,14 +326,13 @@ void add_logprobs(Row& r, SampleResult& result) {
   }
   const int wanted = std::min({r.wish.top_logprobs, kMaxTopLogprobs, r.vocab});
   if (wanted <= 0) return;
-  int count = 0;
-  for (float depth = 4; count < wanted; depth *= 1.5f) {
-    count = collect_all(r, depth > 1e4f ? -std::numeric_limits<float>::infinity() : r.max - depth);
+  std::span<Candidate> c;
+  for (float depth = 4; int(c.size()) < wanted; depth *= 1.5f) {
+    c = collect_all(r, depth > 1e4f ? -kInfinity : r.max - depth);
     if (depth > 1e4f) break;  // fewer than wanted are numbers
   }
-  Candidate* c = r.scratch.candidates.data();
-  result.top_count = std::min(count, wanted);
-  std::partial_sort(c, c + result.top_count, c + count, before);
+  result.top_count = std::min(int(c.size()), wanted);
+  std::partial_sort(c.begin(), c.begin() + result.top_count, c.end(), before);
   for (int i = 0; i < result.top_count; ++i) {
     result.top_ids[i] = c[i].id;
     result.top_logprobs[i] = float(finite(c[i].logit) - log_sum);
@@ -315,9 +367,9 @@ SliceStats slice_stats(const Kernels& k, const float* logits, int vocab, int sli
   const int at = k.arg_max(x, n);
   s.arg_max = begin + at;
   s.max = finite(x[at]);
-  if (wants_logprobs(row)) s.raw_sum = k.sum_exp(x, n, s.max, 1);
+  if (wants_logprobs(row)) s.raw_sum = k.sum_exp(x, n, s.max, 1, -kInfinity);
   const bool draws = row.slot >= 0 && row.temperature >= kGreedyTemperature;
-  if (draws) s.tempered_sum = k.sum_exp(x, n, s.max, 1 / row.temperature);
+  if (draws) s.tempered_sum = k.sum_exp(x, n, s.max, 1 / row.temperature, -kInfinity);
   return s;
 }
 

@@ -36,10 +36,12 @@ struct Candidate {
 struct Kernels {
   void (*softcap)(float* x, int n, float cap);  // x = cap * tanh(x / cap)
   int (*arg_max)(const float* x, int n);        // lowest index of the largest value; 0 where all are NaN
-  double (*sum_exp)(const float* x, int n, float max, float scale);  // sum of exp((x - max) * scale)
-  int (*count_above)(const float* x, int n, float value);            // how many are greater
-  // Appends every x[i] >= threshold, in order, with id first_id + i; `weight` is left alone. Returns how many.
-  int (*collect)(const float* x, int n, float threshold, int32_t first_id, Candidate* out);
+  // Sum of exp((x - max) * scale) over all x >= from; a `from` of -infinity takes all.
+  double (*sum_exp)(const float* x, int n, float max, float scale, float from);
+  int (*count_above)(const float* x, int n, float value);  // how many are greater
+  // Appends every from <= x[i] < below, in order, with id first_id + i; `weight` is left alone. Returns how
+  // many.
+  int (*collect)(const float* x, int n, float from, float below, int32_t first_id, Candidate* out);
 };
 const Kernels& plain_kernels();
 

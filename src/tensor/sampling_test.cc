@@ -197,6 +197,22 @@ TEST_P(Sampling, FiltersKeepExactlyWhatTheyShould) {
   }
 }
 
+TEST_P(Sampling, WideNucleusIsCutExactly) {
+  const auto x = random_values(40000, 6, 1.5f);
+  for (float top_p : {0.5f, 0.95f, 0.999f}) {
+    SampleRow row = drawing(1.2f);
+    row.top_p = top_p;
+    SCOPED_TRACE(top_p);
+    expect_distribution(*backend_, x, row, 400);
+  }
+  // Steps of 0.5, so that the cut falls among many equals: those with lower ids stay.
+  auto steps = x;
+  for (float& v : steps) v = std::round(v * 2) / 2;
+  SampleRow row = drawing();
+  row.top_p = 0.7f;
+  expect_distribution(*backend_, steps, row, 400);
+}
+
 TEST_P(Sampling, FilteredFrequencies) {
   SampleRow row = drawing(0.8f);
   row.top_k = 12, row.top_p = 0.92f, row.min_p = 0.01f;
