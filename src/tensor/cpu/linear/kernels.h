@@ -14,6 +14,10 @@ using QuantizeFn = void (*)(const float* x, int64_t stride, int64_t cols, const 
 // out[:, 16 * tile_begin .. 16 * tile_end) for all rows of x.
 using TilesFn = void (*)(const Job& job, int64_t tile_begin, int64_t tile_end);
 
+// Rows [begin, end) of x [.., cols] to pairs of bf16.
+using SplitFn = void (*)(const float* x, int64_t stride, int64_t cols, const SplitRows& out, int64_t begin,
+                         int64_t end);
+
 void quantize_scalar(const float* x, int64_t stride, int64_t cols, const QuantRows& out, int64_t begin,
                      int64_t end);
 void tiles_scalar(const Job& job, int64_t tile_begin, int64_t tile_end);
@@ -26,6 +30,8 @@ void quantize_avx512(const float* x, int64_t stride, int64_t cols, const QuantRo
                      int64_t end);
 void tiles_avx512_vnni(const Job& job, int64_t tile_begin, int64_t tile_end);
 
+void split_amx(const float* x, int64_t stride, int64_t cols, const SplitRows& out, int64_t begin, int64_t end);
+void tiles_amx_bf16(const Job& job, int64_t tile_begin, int64_t tile_end);
 void tiles_amx(const Job& job, int64_t tile_begin, int64_t tile_end);
 
 }  // namespace sluice::cpu

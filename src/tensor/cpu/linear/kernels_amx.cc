@@ -24,7 +24,7 @@ namespace {
 
 // A panel with fewer rows than this is quicker on the AVX-512 kernels.
 constexpr int64_t kMinRows = 12;
-constexpr int64_t kMaxColumns = 4096;  // int4 weights of a tile are unpacked on the stack
+constexpr int64_t kMaxColumns = 16384;  // int4 weights of a tile are unpacked on the stack
 constexpr int kPrefetchBytes = 1280;
 
 // Tiles: 0, 1 sums (group g in g & 1); 2, 3 x; 4, 5 w. Constant data and not a local: gcc believes that
@@ -189,6 +189,7 @@ void integer_tiles(const Job& job, int64_t m_end, int64_t tile_begin, int64_t ti
 
 void tiles_amx(const Job& job, int64_t tile_begin, int64_t tile_end) {
   const PackedHeader& h = *job.header;
+  if (h.pairs) return tiles_amx_bf16(job, tile_begin, tile_end);
   const int64_t rest = (job.m_end - job.m_begin) % kPanelRows;
   const int64_t m_end = rest >= kMinRows ? job.m_end : job.m_end - rest;
   if (h.group == 0 || job.xq.panel != kPanelRows || m_end <= job.m_begin || h.blocks * kBlock > kMaxColumns) {

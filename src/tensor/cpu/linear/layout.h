@@ -6,7 +6,8 @@
 // where the quants of one group are [group / 4][16 rows][4 columns] bytes (int8), or half as many bytes for
 // int4: byte i of the first half of the group's columns in the low nibble, of the second half in the high
 // nibble. So one 64-byte vector holds 4 consecutive columns of 16 rows, which is what maddubs, vpdpbusd and an
-// AMX B tile want. A float tile is [cols][16 rows] elements.
+// AMX B tile want. A float tile is [cols][16 rows] elements; where AMX multiplies bf16 (`pairs`) it is
+// [cols / 2][16 rows][2 columns], columns padded to 32 with zeros.
 //
 // Included by kernel files that are compiled for an instruction set: everything here has internal linkage.
 #pragma once
@@ -28,6 +29,7 @@ struct PackedHeader {
   WeightElement element;
   bool has_min;
   bool scales_f32;    // else f16
+  bool pairs;         // bf16 in AMX's order
   uint8_t group;      // 16 or 32 for integers, 0 for floats
   int32_t bias;       // int8: stored byte = q + bias
   int32_t max_quant;  // int8: largest stored byte when bytes are unsigned; 255 and bias 0: signed bytes
@@ -60,10 +62,21 @@ inline constexpr int kPanelRows = 16;
 constexpr int64_t x_groups(int64_t cols) { return (cols + kBlock - 1) / kBlock * (kBlock / kXGroup); }
 constexpr int64_t quant_row_bytes(int64_t groups) { return (groups * (kXGroup + 7 * 4) + 63) / 64 * 64; }
 
+// Rows of x as sums of two bf16 (16 bits of mantissa), for bf16 weights on AMX: [hi: padded cols][lo: padded
+// cols]. A stride of a power of two would put a tile's 16 rows into one set of the first-level cache: hence the
+// odd line.
+struct SplitRows {
+  std::byte* base;
+  int64_t cols;  // padded to 32
+};
+constexpr int64_t split_cols(int64_t cols) { return (cols + 31) / 32 * 32; }
+constexpr int64_t split_row_bytes(int64_t padded_cols) { return padded_cols * 4 / 128 * 128 + 192; }
+
 // Everything a kernel needs for one part.
 struct Job {
   const PackedHeader* header;
   const std::byte* tiles;
+  SplitRows xs;    // parts with `pairs`
   QuantRows xq;    // integer parts
   const float* x;  // float parts
   int64_t x_stride;

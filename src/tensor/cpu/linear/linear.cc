@@ -11,15 +11,16 @@ namespace {
 struct Kernels {
   QuantizeFn quantize;
   TilesFn tiles;
+  SplitFn split;  // null: no part has `pairs`
 };
 
 // The list of what exists.
 constexpr Kernels kKernels[] = {
-    /* scalar      */ {quantize_scalar, tiles_scalar},
+    /* scalar      */ {quantize_scalar, tiles_scalar, nullptr},
 #if defined(__x86_64__)
-    /* avx2        */ {quantize_avx2, tiles_avx2},
-    /* avx512_vnni */ {quantize_avx512, tiles_avx512_vnni},
-    /* amx         */ {quantize_avx512, tiles_amx},
+    /* avx2        */ {quantize_avx2, tiles_avx2, nullptr},
+    /* avx512_vnni */ {quantize_avx512, tiles_avx512_vnni, nullptr},
+    /* amx         */ {quantize_avx512, tiles_amx, split_amx},
 #endif
 };
 
@@ -45,8 +46,8 @@ const PackedHeader& header_of(const Weight::Part& part) {
 }
 
 // Tiles [begin, end) of the weight, counted through its parts, times a chunk of rows of x.
-void run_tiles(const LinearArgs& a, const Kernels& kernels, const QuantRows& xq, Range rows, int64_t begin,
-               int64_t end) {
+void run_tiles(const LinearArgs& a, const Kernels& kernels, const QuantRows& xq, const SplitRows& xs,
+               Range rows, int64_t begin, int64_t end) {
   int64_t first = 0;
   for (const Weight::Part& part : a.w.parts) {
     const PackedHeader& h = header_of(part);
@@ -57,6 +58,7 @@ void run_tiles(const LinearArgs& a, const Kernels& kernels, const QuantRows& xq,
     job.header = &h;
     job.tiles = part.data.as<const std::byte>() + kHeaderBytes;
     job.xq = xq;
+    job.xs = xs;
     job.x = a.x.row<const float>(0);
     job.x_stride = a.x.stride;
     job.m_begin = rows.begin;
@@ -68,24 +70,31 @@ void run_tiles(const LinearArgs& a, const Kernels& kernels, const QuantRows& xq,
   }
 }
 
-void quantize_rows(Team& team, const Kernels& kernels, const LinearArgs& a, const QuantRows& rows) {
+// Runs f(first, last) over rows of x: alone if they are few; in whole panels, which have a quicker way, if they
+// are many.
+template <typename F>
+void for_rows(Team& team, const LinearArgs& a, const F& f) {
   const int64_t m = a.x.rows;
-  const float* x = a.x.row<const float>(0);
-  if (m == 1 || m * a.x.cols < kAloneElements) return kernels.quantize(x, a.x.stride, a.x.cols, rows, 0, m);
-  // Whole panels where there are enough of them: those have a quicker way.
+  if (m == 1 || m * a.x.cols < kAloneElements) return f(0, m);
   const int64_t unit = m >= 2 * kPanelRows * team.size() ? kPanelRows : 1, units = (m + unit - 1) / unit;
   const int64_t tasks = std::min<int64_t>(units, team.size() * 2);
   team.run_tasks(int(tasks), [&](int task, int) {
-    kernels.quantize(x, a.x.stride, a.x.cols, rows, units * task / tasks * unit,
-                     std::min(units * (task + 1) / tasks * unit, m));
+    f(units * task / tasks * unit, std::min(units * (task + 1) / tasks * unit, m));
   });
 }
 
+std::byte* align(std::byte* p) {
+  return reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(p) + 63) / 64 * 64);
+}
+
+int64_t whole_panels(int64_t rows) { return (rows + kPanelRows - 1) / kPanelRows * kPanelRows; }
+
 }  // namespace
 
-size_t linear_scratch_bytes(Isa, int64_t max_rows, int64_t max_columns) {
-  const int64_t panels = (max_rows + kPanelRows - 1) / kPanelRows;
-  return size_t(panels * kPanelRows * quant_row_bytes(x_groups(max_columns))) + 64;
+size_t linear_scratch_bytes(Isa isa, int64_t max_rows, int64_t max_columns) {
+  int64_t row = quant_row_bytes(x_groups(max_columns));
+  if (kKernels[size_t(isa)].split) row += split_row_bytes(split_cols(max_columns));
+  return size_t(whole_panels(max_rows) * row) + 64;
 }
 
 void linear(Team& team, Isa isa, const LinearArgs& a, std::byte* scratch) {
@@ -95,16 +104,27 @@ void linear(Team& team, Isa isa, const LinearArgs& a, std::byte* scratch) {
   if (m == 0) return;
   const Kernels& kernels = kKernels[size_t(isa)];
   int64_t tiles = 0;
-  bool integers = false;
+  bool integers = false, pairs = false;
   for (const Weight::Part& part : a.w.parts) {
     tiles += header_of(part).tiles;
     integers |= !part.format.is_float();
+    pairs |= header_of(part).pairs;
   }
-  const int64_t groups = x_groups(a.w.cols), row_bytes = quant_row_bytes(groups);
-  const auto aligned = (reinterpret_cast<uintptr_t>(scratch) + 63) / 64 * 64;
-  const QuantRows rows{reinterpret_cast<std::byte*>(aligned), groups, m == 1 ? 1 : kPanelRows};
-  if (integers) quantize_rows(team, kernels, a, rows);
+  const float* x = a.x.row<const float>(0);
+  const int64_t groups = x_groups(a.w.cols);
+  const QuantRows quantized{align(scratch), groups, m == 1 ? 1 : kPanelRows};
+  const SplitRows split{quantized.base + whole_panels(m) * quant_row_bytes(groups), split_cols(a.w.cols)};
+  if (integers) {
+    for_rows(team, a, [&](int64_t begin, int64_t end) {
+      kernels.quantize(x, a.x.stride, a.x.cols, quantized, begin, end);
+    });
+  }
+  if (pairs) {
+    for_rows(team, a,
+             [&](int64_t begin, int64_t end) { kernels.split(x, a.x.stride, a.x.cols, split, begin, end); });
+  }
 
+  const int64_t row_bytes = pairs ? split_row_bytes(split.cols) : quant_row_bytes(groups);
   const int64_t chunk = std::max<int64_t>(kChunkBytes / row_bytes / kPanelRows, 2) * kPanelRows;
   const int64_t chunks = (m + chunk - 1) / chunk;
   const int64_t by_bytes = int64_t(a.w.bytes()) * std::min(m, chunk) / kPieceBytes;
@@ -112,7 +132,8 @@ void linear(Team& team, Isa isa, const LinearArgs& a, std::byte* scratch) {
   const int64_t piece = ((tiles + wanted - 1) / wanted + 1) / 2 * 2, pieces = (tiles + piece - 1) / piece;
   team.run_tasks(int(chunks * pieces), [&](int task, int) {
     const int64_t begin = task / pieces * chunk, tile = task % pieces * piece;
-    run_tiles(a, kernels, rows, {begin, std::min(begin + chunk, m)}, tile, std::min(tile + piece, tiles));
+    run_tiles(a, kernels, quantized, split, {begin, std::min(begin + chunk, m)}, tile,
+              std::min(tile + piece, tiles));
   });
 }
 

@@ -19,7 +19,7 @@ int64_t group_bytes(const PackedHeader& h) {
   return h.group * kTileRows / (h.element == WeightElement::int4 ? 2 : 1);
 }
 
-Result<PackedHeader> plan_part(const RowSource& rows, int64_t count) {
+Result<PackedHeader> plan_part(Isa isa, const RowSource& rows, int64_t count) {
   const WeightFormat f = rows.format();
   PackedHeader h{};
   h.magic = PackedHeader::kMagic;
@@ -30,7 +30,9 @@ Result<PackedHeader> plan_part(const RowSource& rows, int64_t count) {
   h.tiles = (count + kTileRows - 1) / kTileRows;
   h.max_quant = 255;
   if (f.is_float()) {
-    h.tile_bytes = h.cols * kTileRows * (f.element == WeightElement::f32 ? 4 : 2);
+    h.pairs = isa == Isa::amx && f.element == WeightElement::bf16;
+    h.tile_bytes =
+        (h.pairs ? split_cols(h.cols) : h.cols) * kTileRows * (f.element == WeightElement::f32 ? 4 : 2);
     return h;
   }
   // Wider groups become groups of 32 with the scale repeated.
@@ -126,10 +128,15 @@ void pack_integer_row(const PackedHeader& h, int file_group, const DecodedRow& r
   seen.max_quant = hi;
 }
 
+// Index of an element in a float tile.
+int64_t float_at(const PackedHeader& h, int64_t k, int r) {
+  return h.pairs ? k / 2 * (2 * kTileRows) + 2 * r + k % 2 : k * kTileRows + r;
+}
+
 void pack_float_row(const PackedHeader& h, const DecodedRow& row, std::byte* tile, int r) {
   const size_t size = h.element == WeightElement::f32 ? 4 : 2;
   for (int64_t k = 0; k < h.cols; ++k) {
-    std::memcpy(tile + (size_t(k) * kTileRows + size_t(r)) * size, row.raw.data() + size_t(k) * size, size);
+    std::memcpy(tile + size_t(float_at(h, k, r)) * size, row.raw.data() + size_t(k) * size, size);
   }
 }
 
@@ -246,7 +253,7 @@ void unpack_integer_row(const PackedHeader& h, std::byte* tile, int r, float* ou
 
 void unpack_float_row(const PackedHeader& h, const std::byte* tile, int r, float* out) {
   for (int64_t k = 0; k < h.cols; ++k) {
-    const int64_t i = k * kTileRows + r;
+    const int64_t i = float_at(h, k, r);
     if (h.element == WeightElement::f32) {
       out[k] = reinterpret_cast<const float*>(tile)[i];
     } else {
@@ -265,7 +272,7 @@ Result<Weight> pack_weight(Backend& owner, Team& team, Isa isa, std::span<const 
   for (const Backend::PackSource& source : sources) {
     CHECK(source.rows->cols() == weight.cols, "sources of one weight must have equal columns");
     const int64_t count = source.row_order.empty() ? source.rows->rows() : int64_t(source.row_order.size());
-    Result<PackedHeader> header = plan_part(*source.rows, count);
+    Result<PackedHeader> header = plan_part(isa, *source.rows, count);
     if (!header) return header.error();
     Result<Buffer> data = pack_part(owner, team, isa, *header, source);
     if (!data) return data.error();
