@@ -1,20 +1,7 @@
-#include <cstdio>
-
 #include "base/log.h"
 #include "cli/commands.h"
 
 namespace sluice::cli {
-
-int failure(const std::string& message) {
-  std::fflush(stdout);
-  std::fprintf(stderr, "sluice: %s\n", message.c_str());
-  return kExitFailure;
-}
-
-int failure(const Error& error) {
-  return failure(error.field.empty() ? error.message : error.field + ": " + error.message);
-}
-
 namespace {
 
 LogLevel log_level(const std::string& name) {
