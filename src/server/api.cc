@@ -16,12 +16,25 @@ RequestBounds bounds_of(const ApiCall& call) {
   return bounds;
 }
 
+namespace {
+
+// One model is served, so "smollm2" says enough of "SmolLM2-135M-Instruct.Q4_1".
+bool is_part(std::string_view part, std::string_view whole) {
+  for (size_t at = 0; !part.empty() && at + part.size() <= whole.size(); ++at) {
+    if (equal_ignoring_case(whole.substr(at, part.size()), part)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 bool names_model(std::string_view name, const ApiCall& call) {
   const std::string_view path = call.model.path();
   std::string_view base = path;
   while (base.ends_with('/')) base.remove_suffix(1);
   if (const size_t slash = base.rfind('/'); slash != std::string_view::npos) base.remove_prefix(slash + 1);
-  return name == call.model_name || name == call.model.name() || name == path || name == base;
+  return name == path || is_part(name, call.model_name) || is_part(name, call.model.name()) ||
+         is_part(name, base);
 }
 
 ApiFailure check_model(const GenerationOptions& options, const ApiCall& call) {

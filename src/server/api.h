@@ -47,6 +47,7 @@ HttpResponse apply_template(std::string_view body, const ApiCall& call);
 RequestBounds bounds_of(const ApiCall& call);
 // 404 where the client names another model than the one that is served.
 ApiFailure check_model(const GenerationOptions& options, const ApiCall& call);
+// The id in the API, the file's or folder's name, a part of either (in any case), or the path.
 bool names_model(std::string_view name, const ApiCall& call);
 // 400 with code context_length_exceeded, or where the prompt has no token at all.
 ApiFailure check_prompt(const std::vector<int32_t>& ids, const ApiCall& call, std::string_view field);

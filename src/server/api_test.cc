@@ -292,7 +292,7 @@ TEST_F(ApiTest, RefusesWhatDoesNotFit) {
   EXPECT_EQ(complete(R"("prompt")").status, 400);
   EXPECT_EQ(model_.scripted.submitted(), 0u);
   say({"A"}, FinishReason::length);
-  for (const char* name : {"toy", "toy.gguf", "/models/toy.gguf", ""}) {
+  for (const char* name : {"toy", "toy.gguf", "/models/toy.gguf", "TO", ""}) {
     EXPECT_EQ(complete(R"("prompt":"a","model":")" + std::string(name) + "\"").status, 200) << name;
   }
 }

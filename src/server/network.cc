@@ -1,5 +1,6 @@
 #include "server/network.h"
 
+#include <pthread.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -219,7 +220,10 @@ Status NetworkImpl::open(const ServerConfig& config, HttpHandler& handler) {
   for (auto& loop : loops_) {
     loop->accept();
     loop->tick();
-    threads_.emplace_back([loop] { run_loop(*loop); });
+    threads_.emplace_back([loop] {
+      pthread_setname_np(pthread_self(), "sluice-net");
+      run_loop(*loop);
+    });
   }
   return {};
 }

@@ -294,8 +294,8 @@ constexpr Refused kRefused[] = {
 };
 
 Counter& unknown_members() {
-  static Counter& counter =
-      meter::counter("sluice_http_unknown_members_total", "Request members that are not known and were ignored.");
+  static Counter& counter = meter::counter("sluice_http_unknown_members_total",
+                                           "Request members that are not known and were ignored.");
   return counter;
 }
 

@@ -1,11 +1,18 @@
 #include "server/text_pool.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 
 namespace sluice {
 
 TextPool::TextPool(int threads, int max_waiting) : max_waiting_(size_t(max_waiting)) {
-  for (int i = 0; i < std::max(1, threads); ++i) threads_.emplace_back([this] { run(); });
+  for (int i = 0; i < std::max(1, threads); ++i) {
+    threads_.emplace_back([this] {
+      pthread_setname_np(pthread_self(), "sluice-text");
+      run();
+    });
+  }
 }
 
 bool TextPool::submit(std::function<void()> job) {
