@@ -30,7 +30,8 @@ add_library(tp_jinja STATIC
   ${L}/common/json.cpp ${L}/common/unicode.cpp ${L}/common/jinja/lexer.cpp ${L}/common/jinja/parser.cpp
   ${L}/common/jinja/runtime.cpp ${L}/common/jinja/string.cpp ${L}/common/jinja/value.cpp)
 target_include_directories(tp_jinja SYSTEM PUBLIC ${L}/common PRIVATE ${L}/vendor ${TP}/shim)
-target_compile_options(tp_jinja PRIVATE -w)
+# A template may compute with any numbers: overflow wraps, and is not the sanitizers' business.
+target_compile_options(tp_jinja PRIVATE -w -fwrapv -fno-sanitize=float-cast-overflow)
 target_compile_definitions(tp_jinja PRIVATE NDEBUG)  # its assertions can be reached by a bad template
 
 if(SLUICE_TESTS)
