@@ -125,6 +125,12 @@ void Attention::gather_rows(const AttentionArgs& a, const Tile& tile, Member& m)
     m.q_rows[i] = a.q.row<float>(row) + int64_t(head) * a.geometry.head_dim;
     m.out_rows[i] = a.out.row<float>(row) + int64_t(head) * a.geometry.head_dim;
     m.positions[i] = a.batch.positions[row];
+    // Rows lie a stride apart and were last written by other cores: fetch them all at once, not one after the
+    // other.
+    for (int d = 0; d < a.geometry.head_dim; d += 16) {
+      __builtin_prefetch(m.q_rows[i] + d, 0);
+      __builtin_prefetch(m.out_rows[i] + d, 1);
+    }
   }
 }
 
