@@ -1,15 +1,17 @@
-// The one interface between the model's words and a device. About twenty virtual functions; each takes one struct.
+// The one interface between the model's words and a device. About twenty virtual functions; each takes one
+// struct.
 //
-// Threads: every call is made by one executor thread (the owner of the backend), in step order. On a GPU the calls
-// enqueue work on the compute stream; on the CPU they run on a team of threads and return when done. Nothing is
-// allocated inside an op: scratch comes from the workspace made by `reserve`.
+// Threads: every call is made by one executor thread (the owner of the backend), in step order. On a GPU the
+// calls enqueue work on the compute stream; on the CPU they run on a team of threads and return when done.
+// Nothing is allocated inside an op: scratch comes from the workspace made by `reserve`.
 //
-// Numbers: a row's result depends on that row's inputs alone, bit for bit, whatever the other rows are and however many
-// (that is what makes a batched request equal to the same request alone). Every backend keeps to that on the CPU; the
-// CUDA backend keeps to it where `deterministic` is set.
+// Numbers: a row's result depends on that row's inputs alone, bit for bit, whatever the other rows are and
+// however many (that is what makes a batched request equal to the same request alone). Every backend keeps to
+// that on the CPU; the CUDA backend keeps to it where `deterministic` is set.
 //
-// Shape symbols (tensor/README.md): T rows (tokens) in the step, S sequences, R rows whose logits are wanted, C hidden
-// width, H query heads, G key/value heads, D head width, F feed-forward width, V vocabulary, N/K rows/columns of a weight.
+// Shape symbols (tensor/README.md): T rows (tokens) in the step, S sequences, R rows whose logits are wanted, C
+// hidden width, H query heads, G key/value heads, D head width, F feed-forward width, V vocabulary, N/K
+// rows/columns of a weight.
 #pragma once
 
 #include <cstdint>
@@ -26,13 +28,14 @@ namespace sluice {
 inline constexpr int kMaxLayerGroups = 16;
 inline constexpr int kMaxTopLogprobs = 20;
 
-// How keys and values lie in blocks. One block holds `block_tokens` tokens of all layers of one group. Groups have the
-// same number of layers each (padded if need be), so blocks of all groups have one size and come from one pool.
+// How keys and values lie in blocks. One block holds `block_tokens` tokens of all layers of one group. Groups
+// have the same number of layers each (padded if need be), so blocks of all groups have one size and come from
+// one pool.
 struct KvGeometry {
   int block_tokens = 16;
   int layers_per_group = 0;
-  int kv_heads = 0;   // G
-  int head_dim = 0;   // D
+  int kv_heads = 0;  // G
+  int head_dim = 0;  // D
   DType dtype = DType::f16;
 };
 
@@ -46,43 +49,46 @@ struct KvLayer {
 
 // The step as flat arrays in device memory (host memory on the CPU), built by engine/batch_builder.
 struct BatchInput {
-  int tokens = 0;      // T
-  int sequences = 0;   // S
-  int logit_rows = 0;  // R
+  int tokens = 0;                         // T
+  int sequences = 0;                      // S
+  int logit_rows = 0;                     // R
   const int32_t* token_ids = nullptr;     // [T]; a negative entry -1-s means: the id last sampled for slot s
   const int32_t* positions = nullptr;     // [T] absolute position in the sequence
   const int32_t* row_sequence = nullptr;  // [T] which of the S sequences a row belongs to
-  const int32_t* row_starts = nullptr;    // [S + 1] first row of each sequence; rows of a sequence are consecutive positions
-  const int32_t* kv_lengths = nullptr;    // [S] tokens in the cache once this step's rows are stored
-  const int32_t* logit_index = nullptr;   // [R] rows (0..T-1) whose logits are wanted
-  const int32_t* last_ids = nullptr;      // [slots] the id last sampled per slot, written by `sample`
-  int table_stride = 0;                   // blocks per row of a table
-  const int32_t* tables[kMaxLayerGroups] = {};  // per layer group [S, table_stride]: block ids; -1 behind the window
+  const int32_t* row_starts =
+      nullptr;  // [S + 1] first row of each sequence; rows of a sequence are consecutive positions
+  const int32_t* kv_lengths = nullptr;   // [S] tokens in the cache once this step's rows are stored
+  const int32_t* logit_index = nullptr;  // [R] rows (0..T-1) whose logits are wanted
+  const int32_t* last_ids = nullptr;     // [slots] the id last sampled per slot, written by `sample`
+  int table_stride = 0;                  // blocks per row of a table
+  const int32_t* tables[kMaxLayerGroups] =
+      {};  // per layer group [S, table_stride]: block ids; -1 behind the window
   int groups = 0;
 };
 
 struct EmbedArgs {
   const Weight& table;  // [V, C]
   const BatchInput& batch;
-  float scale;          // 1, or sqrt(C) for Gemma
-  Tensor out;           // [T, C]
+  float scale;  // 1, or sqrt(C) for Gemma
+  Tensor out;   // [T, C]
 };
 
 struct RmsNormArgs {
   Tensor x;             // [T, C]
   const float* weight;  // [C]
   float eps;
-  Tensor out;           // [T, C]; may be x
+  Tensor out;  // [T, C]; may be x
 };
 
-// residual += x (or += rms_norm(x) * post_weight where post_weight is given, as Gemma does); out = rms_norm(residual) * weight.
+// residual += x (or += rms_norm(x) * post_weight where post_weight is given, as Gemma does); out =
+// rms_norm(residual) * weight.
 struct AddRmsNormArgs {
   Tensor residual;           // [T, C], updated
   Tensor x;                  // [T, C]
   const float* post_weight;  // [C] or null
   const float* weight;       // [C]
   float eps;
-  Tensor out;                // [T, C]; may be x
+  Tensor out;  // [T, C]; may be x
 };
 
 // out = x · wᵀ (+ bias). Integer weights: the backend quantizes x once, per group of 32 columns, to int8.
@@ -93,33 +99,34 @@ struct LinearArgs {
   Tensor out;         // [M, N]
 };
 
-// Per-head RMS norm of q and k where weights are given, then rotation of q (in place) and k by position, then k and v
-// into the cache. The rotation pairs element i with i + rotary/2 ("neox"); checkpoints that interleave are permuted at load.
+// Per-head RMS norm of q and k where weights are given, then rotation of q (in place) and k by position, then k
+// and v into the cache. The rotation pairs element i with i + rotary/2 ("neox"); checkpoints that interleave
+// are permuted at load.
 struct RopeStoreArgs {
-  Tensor qkv;                 // [T, (H + 2G) * D]: q heads, k heads, v heads
+  Tensor qkv;  // [T, (H + 2G) * D]: q heads, k heads, v heads
   const BatchInput& batch;
   const KvGeometry& geometry;
   KvLayer kv;
-  int heads;                  // H
-  const float* q_norm;        // [D] or null
-  const float* k_norm;        // [D] or null
+  int heads;            // H
+  const float* q_norm;  // [D] or null
+  const float* k_norm;  // [D] or null
   float norm_eps;
-  int rotary;                 // rotated columns per head, even, <= D
-  const float* inv_freq;      // [rotary / 2], rope scaling folded in
-  float rope_magnitude;       // cos and sin are multiplied by this (1 unless the scaling says so)
+  int rotary;             // rotated columns per head, even, <= D
+  const float* inv_freq;  // [rotary / 2], rope scaling folded in
+  float rope_magnitude;   // cos and sin are multiplied by this (1 unless the scaling says so)
 };
 
 // Causal attention of each row over its sequence's cached keys (this step's included).
 struct AttentionArgs {
-  Tensor q;                // [T, H * D] (a view into qkv)
+  Tensor q;  // [T, H * D] (a view into qkv)
   const BatchInput& batch;
   const KvGeometry& geometry;
   KvLayer kv;
-  int heads;               // H; head h reads kv head h / (H / G)
-  float scale;             // multiplies q·k
-  int window;              // 0: all; w: a row at position p sees positions p-w+1 .. p
-  float softcap;           // 0: none; c: scores become c * tanh(score / c)
-  Tensor out;              // [T, H * D]
+  int heads;      // H; head h reads kv head h / (H / G)
+  float scale;    // multiplies q·k
+  int window;     // 0: all; w: a row at position p sees positions p-w+1 .. p
+  float softcap;  // 0: none; c: scores become c * tanh(score / c)
+  Tensor out;     // [T, H * D]
 };
 
 enum class Activation : uint8_t { silu, gelu_tanh };
@@ -127,21 +134,22 @@ enum class Activation : uint8_t { silu, gelu_tanh };
 struct ActMulArgs {
   Tensor gate_up;  // [T, 2F]: gate, then up
   Activation activation;
-  Tensor out;      // [T, F] = act(gate) * up
+  Tensor out;  // [T, F] = act(gate) * up
 };
 
 // One row's wishes for the next token. Plain data in host memory; the lists stay alive until the step is done.
 struct SampleRow {
-  int slot = -1;                 // where the sampled id is kept for the next step (last_ids); -1: nothing is sampled, only logprobs
-  float temperature = 0;         // 0: greedy; ties go to the lowest id
-  int top_k = 0;                 // 0: off
+  int slot =
+      -1;  // where the sampled id is kept for the next step (last_ids); -1: nothing is sampled, only logprobs
+  float temperature = 0;  // 0: greedy; ties go to the lowest id
+  int top_k = 0;          // 0: off
   float top_p = 1;
   float min_p = 0;
-  float presence_penalty = 0;    // over generated ids
-  float frequency_penalty = 0;   // over generated ids
-  float repetition_penalty = 1;  // over prompt and generated ids
-  uint64_t seed = 0;             // with `counter` names the random number: counter-based, so no state
-  uint64_t counter = 0;          // position of the token being sampled
+  float presence_penalty = 0;        // over generated ids
+  float frequency_penalty = 0;       // over generated ids
+  float repetition_penalty = 1;      // over prompt and generated ids
+  uint64_t seed = 0;                 // with `counter` names the random number: counter-based, so no state
+  uint64_t counter = 0;              // position of the token being sampled
   const int32_t* history = nullptr;  // prompt and generated ids; needed only with penalties
   int history_prompt = 0;
   int history_total = 0;
@@ -151,33 +159,34 @@ struct SampleRow {
   const int32_t* banned_ids = nullptr;  // never sampled (end ids while ignore_eos or min_tokens holds)
   int banned_count = 0;
   const uint32_t* mask = nullptr;  // [(V + 31) / 32] allowed ids, or null (structured output)
-  int top_logprobs = -1;         // -1: no log-probabilities wanted
-  int32_t target_id = -1;        // a given id whose log-probability is wanted (prompt tokens)
+  int top_logprobs = -1;           // -1: no log-probabilities wanted
+  int32_t target_id = -1;          // a given id whose log-probability is wanted (prompt tokens)
 };
 
-// What came of a row. Log-probabilities are of the model's own distribution: before bias, penalties and temperature.
+// What came of a row. Log-probabilities are of the model's own distribution: before bias, penalties and
+// temperature.
 struct SampleResult {
-  int32_t id = -1;          // sampled, or target_id
-  float logprob = 0;        // of `id`
-  int rank = 0;             // 0-based rank of `id` among the logits, when log-probabilities are wanted
+  int32_t id = -1;    // sampled, or target_id
+  float logprob = 0;  // of `id`
+  int rank = 0;       // 0-based rank of `id` among the logits, when log-probabilities are wanted
   int top_count = 0;
   int32_t top_ids[kMaxTopLogprobs];
   float top_logprobs[kMaxTopLogprobs];
 };
 
 struct SampleArgs {
-  Tensor logits;                      // [R, V] f32; may be overwritten
-  std::span<const SampleRow> rows;    // [R]
-  std::span<SampleResult> results;    // [R]
-  int32_t* last_ids;                  // [slots]
-  float softcap;                      // 0: none; final logits become c * tanh(x / c) first
+  Tensor logits;                    // [R, V] f32; may be overwritten
+  std::span<const SampleRow> rows;  // [R]
+  std::span<SampleResult> results;  // [R]
+  int32_t* last_ids;                // [slots]
+  float softcap;                    // 0: none; final logits become c * tanh(x / c) first
 };
 
 struct DeviceInfo {
-  std::string name;         // "AMD EPYC …", "NVIDIA H200"
+  std::string name;             // "AMD EPYC …", "NVIDIA H200"
   std::string instruction_set;  // "avx2", "avx512-vnni", "sm_90a"
-  int threads = 0;          // CPU team size
-  size_t memory_bytes = 0;  // free for weights and KV at start
+  int threads = 0;              // CPU team size
+  size_t memory_bytes = 0;      // free for weights and KV at start
 };
 
 // What `reserve` sizes scratch for.
@@ -197,7 +206,8 @@ class Backend {
 
   // -- Memory. Everything is allocated before the server is ready.
   virtual DeviceInfo info() const = 0;
-  virtual Buffer alloc(size_t bytes) = 0;   // zero-filled; CHECKs on failure only after reserve, Result upstream of it
+  virtual Buffer alloc(
+      size_t bytes) = 0;  // zero-filled; CHECKs on failure only after reserve, Result upstream of it
   virtual void free(void* data, size_t bytes) = 0;
   virtual void copy_in(void* device, const void* host, size_t bytes) = 0;
   virtual void copy_out(void* host, const void* device, size_t bytes) = 0;
@@ -208,8 +218,9 @@ class Backend {
   virtual DType kv_dtype() const = 0;
   virtual size_t kv_block_bytes(const KvGeometry& geometry) const = 0;
 
-  // Packs rows of the sources, one after the other, into this backend's layout. `row_order` (per source, empty = as
-  // stored) lists which stored row becomes row i. `progress` hears of bytes packed. Called at load, from one thread.
+  // Packs rows of the sources, one after the other, into this backend's layout. `row_order` (per source, empty
+  // = as stored) lists which stored row becomes row i. `progress` hears of bytes packed. Called at load, from
+  // one thread.
   struct PackSource {
     const RowSource* rows = nullptr;
     std::span<const int32_t> row_order;
@@ -225,18 +236,21 @@ class Backend {
   virtual void rope_store_kv(const RopeStoreArgs& a) = 0;
   virtual void attention(const AttentionArgs& a) = 0;
   virtual void act_mul(const ActMulArgs& a) = 0;
-  virtual void gather_rows(const Tensor& x, const int32_t* index, const Tensor& out) = 0;  // out[i] = x[index[i]]
+  virtual void gather_rows(const Tensor& x, const int32_t* index,
+                           const Tensor& out) = 0;  // out[i] = x[index[i]]
   virtual void sample(const SampleArgs& a) = 0;
-  virtual void copy_blocks(std::byte* pool, size_t block_bytes, std::span<const std::pair<int32_t, int32_t>> from_to) = 0;
+  virtual void copy_blocks(std::byte* pool, size_t block_bytes,
+                           std::span<const std::pair<int32_t, int32_t>> from_to) = 0;
   virtual void finish_step() = 0;  // returns once all work of the step is done (CPU: at once)
 };
 
 struct CpuOptions {
   int threads = 0;              // 0: one per physical core that this process may use
-  std::string instruction_set;  // empty: the best that the CPU has; "scalar", "avx2", "avx512-vnni", "amx" to force one down
+  std::string instruction_set;  // empty: the best that the CPU has; "scalar", "avx2", "avx512-vnni", "amx" to
+                                // force one down
 };
 
-std::unique_ptr<Backend> make_ref_backend();                          // float32, one thread, obvious: the judge
+std::unique_ptr<Backend> make_ref_backend();  // float32, one thread, obvious: the judge
 Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuOptions& options);
 
 }  // namespace sluice

@@ -23,7 +23,9 @@ struct Tensor {
   int64_t stride = 0;
 
   template <typename T>
-  T* row(int64_t r) const { return static_cast<T*>(data) + r * stride; }
+  T* row(int64_t r) const {
+    return static_cast<T*>(data) + r * stride;
+  }
 
   // The same rows, columns [begin, begin + count).
   Tensor columns(int64_t begin, int64_t count) const {
@@ -42,7 +44,9 @@ class Buffer {
   Buffer() = default;
   Buffer(Backend* backend, void* data, size_t bytes) : backend_(backend), data_(data), bytes_(bytes) {}
   Buffer(Buffer&& o) noexcept
-      : backend_(std::exchange(o.backend_, nullptr)), data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}
+      : backend_(std::exchange(o.backend_, nullptr)),
+        data_(std::exchange(o.data_, nullptr)),
+        bytes_(std::exchange(o.bytes_, 0)) {}
   Buffer& operator=(Buffer&& o) noexcept {
     std::swap(backend_, o.backend_);
     std::swap(data_, o.data_);
@@ -53,7 +57,9 @@ class Buffer {
 
   void* data() const { return data_; }
   template <typename T>
-  T* as() const { return static_cast<T*>(data_); }
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
   size_t bytes() const { return bytes_; }
 
  private:
@@ -62,13 +68,14 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
-// One row of a weight as a file reader decodes it: integers unpacked to one per byte (int4: 0..15, int8: -128..127)
-// with scales and mins per group, or raw float elements. The vectors are scratch that the caller reuses.
+// One row of a weight as a file reader decodes it: integers unpacked to one per byte (int4: 0..15, int8:
+// -128..127) with scales and mins per group, or raw float elements. The vectors are scratch that the caller
+// reuses.
 struct DecodedRow {
-  std::vector<int8_t> q;        // [cols], integer formats
-  std::vector<float> scale;     // [cols / group]
-  std::vector<float> min;       // [cols / group]; all zero when !has_min
-  std::vector<std::byte> raw;   // [cols * element size], float formats
+  std::vector<int8_t> q;       // [cols], integer formats
+  std::vector<float> scale;    // [cols / group]
+  std::vector<float> min;      // [cols / group]; all zero when !has_min
+  std::vector<std::byte> raw;  // [cols * element size], float formats
 };
 
 // A matrix [rows, cols] in a file, read row by row at load time. Implemented by model/formats. Thread-safe.
@@ -81,8 +88,9 @@ class RowSource {
   virtual void decode(int64_t row, DecodedRow& out) const = 0;
 };
 
-// A matrix [rows, cols] packed in a backend's own tile order by Backend::pack. Rows may come from several sources with
-// different formats (q, k, v as one matrix; gate and up as one matrix): then there are several parts, in row order.
+// A matrix [rows, cols] packed in a backend's own tile order by Backend::pack. Rows may come from several
+// sources with different formats (q, k, v as one matrix; gate and up as one matrix): then there are several
+// parts, in row order.
 struct Weight {
   struct Part {
     int64_t row_begin = 0;
