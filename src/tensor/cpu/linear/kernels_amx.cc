@@ -157,7 +157,7 @@ void panel_block(const PackedHeader& h, const std::byte* tile, const Quants& w, 
   for (int m = 0; m < kPanelRows; ++m) out[m] = sums[m];
 }
 
-// All whole panels of the job, [m_begin, m_end).
+// All whole panels of plane rows of the job, up to m_end.
 template <int kGroup, bool kMins>
 void integer_tiles(const Job& job, int64_t m_end, int64_t tile_begin, int64_t tile_end) {
   const PackedHeader& h = *job.header;
@@ -169,16 +169,18 @@ void integer_tiles(const Job& job, int64_t m_end, int64_t tile_begin, int64_t ti
                                                       : Quants{tile + h.quant_offset, h.block_bytes};
     const auto mask = __mmask16((1u << tile_rows(h, t)) - 1);
     const __m512 bias = job.bias ? _mm512_maskz_loadu_ps(mask, job.bias + t * kTileRows) : _mm512_setzero_ps();
-    for (int64_t m = job.m_begin; m < m_end; m += kPanelRows) {
+    const int64_t m_begin = job.m_begin * kPlanes;
+    for (int64_t m = m_begin; m < m_end; m += kPanelRows) {
       const QuantRow row = quant_row(job.xq, m);
       const Panel x{row.q, job.xq.groups * kXGroup, row.scale, kGroup == 16 ? row.fsum16 : row.fsum32};
       __m512 sums[kPanelRows];
-      panel_block<kGroup, kMins>(h, tile, w, m == job.m_begin && w.data != unpacked, x, sums);
+      panel_block<kGroup, kMins>(h, tile, w, m == m_begin && w.data != unpacked, x, sums);
       const int64_t rows = m_end - m < kPanelRows ? m_end - m : kPanelRows;
-      float* out = job.out + m * job.out_stride + t * kTileRows;
-      for (int64_t r = 0; r < rows; ++r) {
-        _mm512_mask_storeu_ps(out + r * job.out_stride, mask,
-                              job.bias ? _mm512_add_ps(sums[r], bias) : sums[r]);
+      float* out = job.out + m / kPlanes * job.out_stride + t * kTileRows;
+      for (int64_t r = 0; r < rows; r += kPlanes) {
+        const __m512 sum = _mm512_add_ps(sums[r], sums[r + 1]);
+        _mm512_mask_storeu_ps(out + r / kPlanes * job.out_stride, mask,
+                              job.bias ? _mm512_add_ps(sum, bias) : sum);
       }
     }
   }
@@ -190,9 +192,9 @@ void integer_tiles(const Job& job, int64_t m_end, int64_t tile_begin, int64_t ti
 void tiles_amx(const Job& job, int64_t tile_begin, int64_t tile_end) {
   const PackedHeader& h = *job.header;
   if (h.pairs) return tiles_amx_bf16(job, tile_begin, tile_end);
-  const int64_t rest = (job.m_end - job.m_begin) % kPanelRows;
-  const int64_t m_end = rest >= kMinRows ? job.m_end : job.m_end - rest;
-  if (h.group == 0 || job.xq.panel != kPanelRows || m_end <= job.m_begin || h.blocks * kBlock > kMaxColumns) {
+  const int64_t begin = job.m_begin * kPlanes, end = job.m_end * kPlanes, rest = (end - begin) % kPanelRows;
+  const int64_t m_end = rest >= kMinRows ? end : end - rest;
+  if (h.group == 0 || job.xq.panel != kPanelRows || m_end <= begin || h.blocks * kBlock > kMaxColumns) {
     return tiles_avx512_vnni(job, tile_begin, tile_end);
   }
   if (h.group == 32) {
@@ -206,9 +208,9 @@ void tiles_amx(const Job& job, int64_t tile_begin, int64_t tile_end) {
     else
       integer_tiles<16, false>(job, m_end, tile_begin, tile_end);
   }
-  if (m_end < job.m_end) {
+  if (m_end < end) {
     Job few = job;
-    few.m_begin = m_end;
+    few.m_begin = m_end / kPlanes;
     tiles_avx512_vnni(few, tile_begin, tile_end);
   }
 }

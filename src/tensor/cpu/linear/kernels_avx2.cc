@@ -277,6 +277,7 @@ struct Out {
   int valid;
 };
 
+// kRows plane rows from m, even numbers both.
 template <typename Q, int kGroup, int kRows>
 void integer_block(const Tile& tile, const Job& job, int64_t m, const Out& out) {
   const QuantRow r = quant_row(job.xq, m);
@@ -289,28 +290,21 @@ void integer_block(const Tile& tile, const Job& job, int64_t m, const Out& out) 
   __m256 sums[kRows][2];
   tile_dots<Q, kGroup, kRows>(tile, rows, job.header->blocks, sums);
 #pragma GCC unroll 8
-  for (int i = 0; i < kRows; ++i) {
-    store_row(out.data + (m + i) * out.stride, sums[i][0], sums[i][1], out.bias, out.valid);
+  for (int i = 0; i < kRows; i += kPlanes) {
+    store_row(out.data + (m + i) / kPlanes * out.stride, _mm256_add_ps(sums[i][0], sums[i + 1][0]),
+              _mm256_add_ps(sums[i][1], sums[i + 1][1]), out.bias, out.valid);
   }
 }
 
 template <typename Q, int kGroup>
 void integer_rows(const Job& job, Tile tile, const Out& out) {
-  int64_t m = job.m_begin;
-  for (; m + 4 <= job.m_end; m += 4) {
+  int64_t m = job.m_begin * kPlanes;
+  const int64_t end = job.m_end * kPlanes;
+  for (; m + 4 <= end; m += 4) {
     integer_block<Q, kGroup, 4>(tile, job, m, out);
     tile.prefetch = false;
   }
-  switch (job.m_end - m) {
-    case 3:
-      return integer_block<Q, kGroup, 3>(tile, job, m, out);
-    case 2:
-      return integer_block<Q, kGroup, 2>(tile, job, m, out);
-    case 1:
-      return integer_block<Q, kGroup, 1>(tile, job, m, out);
-    default:
-      return;
-  }
+  if (m < end) integer_block<Q, kGroup, 2>(tile, job, m, out);
 }
 
 template <typename Q, int kGroup>
@@ -421,10 +415,8 @@ void float_tiles(const Job& job, int64_t tile_begin, int64_t tile_end) {
   return _mm_cvtsi128_si32(a);
 }
 
-[[gnu::always_inline]] inline void quantize_group(const float* x, int64_t left, const QuantRow& row,
-                                                  int64_t g) {
-  __m256 v[4];
-  load_group(x, left, v);
+// One plane of a group; leaves the residue in v.
+[[gnu::always_inline]] inline void quantize_group(__m256 v[4], const QuantRow& row, int64_t g) {
   const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
   __m256i top = _mm256_setzero_si256();
   for (int i = 0; i < 4; ++i)
@@ -440,6 +432,7 @@ void float_tiles(const Job& job, int64_t tile_begin, int64_t tile_end) {
   if (bad) {
     for (int i = 0; i < 4; ++i) q[i] = _mm256_setzero_si256();
   }
+  for (int i = 0; i < 4; ++i) v[i] = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(q[i]), _mm256_set1_ps(scale), v[i]);
   const __m256i ab = _mm256_packs_epi32(q[0], q[1]), cd = _mm256_packs_epi32(q[2], q[3]);
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), order);
@@ -480,9 +473,12 @@ void integer_kernels(const Job& job, int64_t tile_begin, int64_t tile_end) {
 void quantize_avx2(const float* x, int64_t stride, int64_t cols, const QuantRows& out, int64_t begin,
                    int64_t end) {
   for (int64_t m = begin; m < end; ++m) {
-    const QuantRow row = quant_row(out, m);
+    const QuantRow high = quant_row(out, m * kPlanes), low = quant_row(out, m * kPlanes + 1);
     for (int64_t g = 0; g < out.groups; ++g) {
-      quantize_group(x + m * stride + g * kXGroup, cols - g * kXGroup, row, g);
+      __m256 v[4];
+      load_group(x + m * stride + g * kXGroup, cols - g * kXGroup, v);
+      quantize_group(v, high, g);
+      quantize_group(v, low, g);
     }
   }
 }

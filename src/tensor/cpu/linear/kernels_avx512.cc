@@ -59,6 +59,7 @@ template <bool kNibbles, int kGroup>
   }
 }
 
+// kRows plane rows from m_begin, even numbers both.
 template <bool kNibbles, int kGroup, int kRows>
 void integer_block(const Job& job, const std::byte* tile, bool prefetch, int64_t m_begin, const Out& out) {
   constexpr int kGroups = kBlock / kGroup, kQuads = kGroup / 4;
@@ -107,7 +108,8 @@ void integer_block(const Job& job, const std::byte* tile, bool prefetch, int64_t
     }
   }
 #pragma GCC unroll 8
-  for (int m = 0; m < kRows; ++m) store_row(out, m_begin + m, sums[m]);
+  for (int m = 0; m < kRows; m += kPlanes)
+    store_row(out, (m_begin + m) / kPlanes, _mm512_add_ps(sums[m], sums[m + 1]));
 }
 
 // Float elements: 16 rows of column k.
@@ -152,12 +154,11 @@ void float_block(const Job& job, const std::byte* tile, bool prefetch, int64_t m
 
 using BlockFn = void (*)(const Job& job, const std::byte* tile, bool prefetch, int64_t m_begin, const Out& out);
 
-// One kernel per number of rows, [rows - 1].
+// One kernel per number of rows of x, [rows - 1].
 template <bool kNibbles, int kGroup>
-constexpr BlockFn kIntegerBlocks[kMaxRows] = {
-    integer_block<kNibbles, kGroup, 1>, integer_block<kNibbles, kGroup, 2>, integer_block<kNibbles, kGroup, 3>,
-    integer_block<kNibbles, kGroup, 4>, integer_block<kNibbles, kGroup, 5>, integer_block<kNibbles, kGroup, 6>,
-    integer_block<kNibbles, kGroup, 7>, integer_block<kNibbles, kGroup, 8>};
+constexpr BlockFn kIntegerBlocks[kMaxRows / kPlanes] = {
+    integer_block<kNibbles, kGroup, 2>, integer_block<kNibbles, kGroup, 4>, integer_block<kNibbles, kGroup, 6>,
+    integer_block<kNibbles, kGroup, 8>};
 template <typename E>
 constexpr BlockFn kFloatBlocks[kMaxRows] = {float_block<E, 1>, float_block<E, 2>, float_block<E, 3>,
                                             float_block<E, 4>, float_block<E, 5>, float_block<E, 6>,
@@ -179,11 +180,8 @@ const BlockFn* blocks_of(const PackedHeader& h) {
   return nullptr;
 }
 
-[[gnu::always_inline]] inline void quantize_group(const float* x, int64_t left, const QuantRow& row,
-                                                  int64_t g) {
-  const uint32_t mask = left >= kXGroup ? ~0u : left <= 0 ? 0 : (1u << left) - 1;
-  const __m512 a = _mm512_maskz_loadu_ps(__mmask16(mask), x);
-  const __m512 b = _mm512_maskz_loadu_ps(__mmask16(mask >> 16), x + 16);
+// One plane of a group; leaves the residue in a and b.
+[[gnu::always_inline]] inline void quantize_group(__m512& a, __m512& b, const QuantRow& row, int64_t g) {
   // Absolute values compare as integers; NaN and infinity come out above every number.
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   const int32_t bits =
@@ -197,6 +195,8 @@ const BlockFn* blocks_of(const PackedHeader& h) {
   __m512i qa = _mm512_cvtps_epi32(_mm512_mul_ps(a, _mm512_set1_ps(inverse)));
   __m512i qb = _mm512_cvtps_epi32(_mm512_mul_ps(b, _mm512_set1_ps(inverse)));
   if (bad) qa = qb = _mm512_setzero_si512();
+  a = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(qa), _mm512_set1_ps(scale), a);
+  b = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(qb), _mm512_set1_ps(scale), b);
   const __m256i q =
       _mm256_inserti128_si256(_mm256_castsi128_si256(_mm512_cvtepi32_epi8(qa)), _mm512_cvtepi32_epi8(qb), 1);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(row.q + g * kXGroup), q);
@@ -247,8 +247,15 @@ template <typename Op>
   return _mm512_permutexvar_epi32(order, d);
 }
 
-// quantize_group for the 16 rows of a panel at once, all columns present; the same numbers. 2.5 times as quick.
-void quantize_panel(const float* x, int64_t stride, const QuantRow& rows, int64_t q_stride, int64_t g) {
+// What one plane of a group is besides its integers, a row per lane.
+struct PlaneGroup {
+  __m512 scale;
+  __m512i first, second;  // sums of both halves
+};
+
+// quantize_group for one plane of 16 rows of x at once, all columns present; the same numbers. 2.5 times as
+// quick. `q[r]` is where row r's integers go; the residue goes to `residue`, which may be x.
+PlaneGroup quantize_plane(const float* x, int64_t stride, int8_t* const q[16], float (*residue)[kXGroup]) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   __m512i v[16], w[16];
 #pragma GCC unroll 16
@@ -262,53 +269,92 @@ void quantize_panel(const float* x, int64_t stride, const QuantRow& rows, int64_
   const __mmask16 usable = __mmask16(~bad) & _mm512_cmp_ps_mask(amax, _mm512_set1_ps(1e-35f), _CMP_GE_OQ);
   __m512 scale = _mm512_maskz_div_ps(usable, amax, full);
   scale = _mm512_mask_mul_ps(scale, bad, amax, _mm512_setzero_ps());  // NaN
-  alignas(64) float inverse[16];
+  alignas(64) float inverse[16], scales[16];
   _mm512_store_ps(inverse, _mm512_maskz_div_ps(usable, full, amax));
+  _mm512_store_ps(scales, scale);
   // In a bad row anything times 0 is 0 or NaN, and NaN's integer ends in a zero byte.
 #pragma GCC unroll 16
   for (int r = 0; r < 16; ++r) {
-    const __m512 by = _mm512_set1_ps(inverse[r]);
-    v[r] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + r * stride), by));
-    w[r] = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + r * stride + 16), by));
-    int8_t* q = rows.q + r * q_stride + g * kXGroup;
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q), _mm512_cvtepi32_epi8(v[r]));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 16), _mm512_cvtepi32_epi8(w[r]));
+    const __m512 by = _mm512_set1_ps(inverse[r]), back = _mm512_set1_ps(scales[r]);
+    const __m512 a = _mm512_loadu_ps(x + r * stride), b = _mm512_loadu_ps(x + r * stride + 16);
+    v[r] = _mm512_cvtps_epi32(_mm512_mul_ps(a, by));
+    w[r] = _mm512_cvtps_epi32(_mm512_mul_ps(b, by));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(q[r]), _mm512_cvtepi32_epi8(v[r]));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(q[r] + 16), _mm512_cvtepi32_epi8(w[r]));
+    _mm512_store_ps(residue[r], _mm512_fnmadd_ps(_mm512_cvtepi32_ps(v[r]), back, a));
+    _mm512_store_ps(residue[r] + 16, _mm512_fnmadd_ps(_mm512_cvtepi32_ps(w[r]), back, b));
   }
   // NaN's integer has a low byte of zero but is not zero.
   const __mmask16 good = __mmask16(~bad);
-  const __m512i first = _mm512_maskz_mov_epi32(good, reduce_16<AddOp>(v));
-  const __m512i second = _mm512_maskz_mov_epi32(good, reduce_16<AddOp>(w));
+  return {scale, _mm512_maskz_mov_epi32(good, reduce_16<AddOp>(v)),
+          _mm512_maskz_mov_epi32(good, reduce_16<AddOp>(w))};
+}
+
+// Lanes of 8 rows of both planes, plane by plane within a row: a panel's order. kHalf: rows 0 to 7 or 8 to 15.
+template <int kHalf>
+[[gnu::always_inline]] inline __m512i interleave(__m512i high, __m512i low) {
+  const __m512i rows = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  return _mm512_permutex2var_epi32(high, _mm512_add_epi32(rows, _mm512_set1_epi32(8 * kHalf)), low);
+}
+
+template <int kHalf>
+[[gnu::always_inline]] inline void store_panel(const PlaneGroup& high, const PlaneGroup& low,
+                                               const QuantRow& to, int64_t g) {
+  const __m512 scale =
+      _mm512_castsi512_ps(interleave<kHalf>(_mm512_castps_si512(high.scale), _mm512_castps_si512(low.scale)));
+  const __m512i first = interleave<kHalf>(high.first, low.first);
+  const __m512i second = interleave<kHalf>(high.second, low.second);
   const __m512i both = _mm512_add_epi32(first, second), bias = _mm512_set1_epi32(-128);
   const int64_t at = g * kPanelRows;
-  _mm512_storeu_ps(rows.scale + at, scale);
-  _mm512_storeu_si512(rows.unbias32 + at, _mm512_mullo_epi32(both, bias));
-  _mm512_storeu_ps(rows.fsum32 + at, _mm512_mul_ps(_mm512_cvtepi32_ps(both), scale));
-  _mm512_storeu_si512(rows.unbias16 + 2 * at, _mm512_mullo_epi32(first, bias));
-  _mm512_storeu_si512(rows.unbias16 + 2 * at + kPanelRows, _mm512_mullo_epi32(second, bias));
-  _mm512_storeu_ps(rows.fsum16 + 2 * at, _mm512_mul_ps(_mm512_cvtepi32_ps(first), scale));
-  _mm512_storeu_ps(rows.fsum16 + 2 * at + kPanelRows, _mm512_mul_ps(_mm512_cvtepi32_ps(second), scale));
+  _mm512_storeu_ps(to.scale + at, scale);
+  _mm512_storeu_si512(to.unbias32 + at, _mm512_mullo_epi32(both, bias));
+  _mm512_storeu_ps(to.fsum32 + at, _mm512_mul_ps(_mm512_cvtepi32_ps(both), scale));
+  _mm512_storeu_si512(to.unbias16 + 2 * at, _mm512_mullo_epi32(first, bias));
+  _mm512_storeu_si512(to.unbias16 + 2 * at + kPanelRows, _mm512_mullo_epi32(second, bias));
+  _mm512_storeu_ps(to.fsum16 + 2 * at, _mm512_mul_ps(_mm512_cvtepi32_ps(first), scale));
+  _mm512_storeu_ps(to.fsum16 + 2 * at + kPanelRows, _mm512_mul_ps(_mm512_cvtepi32_ps(second), scale));
+}
+
+// Group g of 16 rows of x from row m: both planes, two panels.
+void quantize_rows_16(const float* x, int64_t stride, const QuantRows& out, int64_t m, int64_t g) {
+  const QuantRow panels[2] = {quant_row(out, m * kPlanes), quant_row(out, m * kPlanes + kPanelRows)};
+  const int64_t q_stride = out.groups * kXGroup;
+  int8_t *high_q[16], *low_q[16];
+  for (int r = 0; r < 16; ++r) {
+    high_q[r] = panels[r / 8].q + r % 8 * kPlanes * q_stride + g * kXGroup;
+    low_q[r] = high_q[r] + q_stride;
+  }
+  alignas(64) float residue[16][kXGroup];
+  const PlaneGroup high = quantize_plane(x, stride, high_q, residue);
+  const PlaneGroup low = quantize_plane(residue[0], kXGroup, low_q, residue);
+  store_panel<0>(high, low, panels[0], g);
+  store_panel<1>(high, low, panels[1], g);
+}
+
+void quantize_row(const float* x, int64_t left, const QuantRows& out, int64_t m, int64_t g) {
+  const uint32_t mask = left >= kXGroup ? ~0u : left <= 0 ? 0 : (1u << left) - 1;
+  __m512 a = _mm512_maskz_loadu_ps(__mmask16(mask), x),
+         b = _mm512_maskz_loadu_ps(__mmask16(mask >> 16), x + 16);
+  quantize_group(a, b, quant_row(out, m * kPlanes), g);
+  quantize_group(a, b, quant_row(out, m * kPlanes + 1), g);
 }
 
 }  // namespace
 
 void quantize_avx512(const float* x, int64_t stride, int64_t cols, const QuantRows& out, int64_t begin,
                      int64_t end) {
-  const int64_t q_stride = out.groups * kXGroup;
   int64_t m = begin;
   while (m < end) {
-    const QuantRow row = quant_row(out, m);
     const float* from = x + m * stride;
-    const bool panel = out.panel == kPanelRows && m % kPanelRows == 0 && m + kPanelRows <= end;
-    const int64_t rows = panel ? kPanelRows : 1;
+    const bool many = out.panel == kPanelRows && m % kPanelRows == 0 && m + kPanelRows <= end;
+    const int64_t rows = many ? kPanelRows : 1;
     for (int64_t g = 0; g < out.groups; ++g) {
       const int64_t left = cols - g * kXGroup;
-      if (panel && left >= kXGroup) {
-        quantize_panel(from + g * kXGroup, stride, row, q_stride, g);
+      if (many && left >= kXGroup) {
+        quantize_rows_16(from + g * kXGroup, stride, out, m, g);
         continue;
       }
-      for (int64_t r = 0; r < rows; ++r) {
-        quantize_group(from + r * stride + g * kXGroup, left, quant_row(out, m + r), g);
-      }
+      for (int64_t r = 0; r < rows; ++r) quantize_row(from + r * stride + g * kXGroup, left, out, m + r, g);
     }
     m += rows;
   }
@@ -317,13 +363,14 @@ void quantize_avx512(const float* x, int64_t stride, int64_t cols, const QuantRo
 void tiles_avx512_vnni(const Job& job, int64_t tile_begin, int64_t tile_end) {
   const PackedHeader& h = *job.header;
   const BlockFn* blocks = blocks_of(h);
+  const int64_t planes = h.group ? kPlanes : 1, rows = kMaxRows / planes;
   for (int64_t t = tile_begin; t < tile_end; ++t) {
     const std::byte* tile = job.tiles + t * h.tile_bytes;
     const Out out{job.out + t * kTileRows, job.out_stride, job.bias ? job.bias + t * kTileRows : nullptr,
                   tile_rows(h, t)};
-    for (int64_t m = job.m_begin; m < job.m_end; m += kMaxRows) {
+    for (int64_t m = job.m_begin; m < job.m_end; m += rows) {
       const int64_t left = job.m_end - m;
-      blocks[(left < kMaxRows ? left : kMaxRows) - 1](job, tile, m == job.m_begin, m, out);
+      blocks[(left < rows ? left : rows) - 1](job, tile, m == job.m_begin, m * planes, out);
     }
   }
 }

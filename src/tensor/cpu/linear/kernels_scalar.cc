@@ -63,42 +63,45 @@ float float_dot(const Job& job, const std::byte* tile, int r, const float* x) {
   return sum;
 }
 
+// One plane of a group; leaves the residue in v.
+void quantize_group(float v[kXGroup], const QuantRow& row, int64_t g) {
+  // Absolute values compare as integers; NaN and infinity come out above every number.
+  uint32_t top = 0;
+  for (int k = 0; k < kXGroup; ++k) {
+    uint32_t bits;
+    std::memcpy(&bits, &v[k], 4);
+    bits &= 0x7fffffffu;
+    if (bits > top) top = bits;
+  }
+  float amax;
+  std::memcpy(&amax, &top, 4);
+  const bool bad = top >= 0x7f800000u, zero = amax < 1e-35f;
+  const float inverse = bad || zero ? 0.f : 127.f / amax;
+  const float scale = bad ? amax * 0.f : zero ? 0.f : amax / 127.f;
+  int32_t sums[2] = {0, 0};
+  for (int k = 0; k < kXGroup; ++k) {
+    const auto q = int8_t(bad ? 0 : std::nearbyintf(v[k] * inverse));
+    row.q[g * kXGroup + k] = q;
+    sums[k / 16] += q;
+    v[k] = std::fma(-float(q), scale, v[k]);
+  }
+  row.scale[g * row.step] = scale;
+  row.fsum32[g * row.step] = float(sums[0] + sums[1]) * scale;
+  for (int i = 0; i < 2; ++i) row.fsum16[(2 * g + i) * row.step] = float(sums[i]) * scale;
+}
+
 }  // namespace
 
 void quantize_scalar(const float* x, int64_t stride, int64_t cols, const QuantRows& out, int64_t begin,
                      int64_t end) {
   for (int64_t m = begin; m < end; ++m) {
-    const QuantRow row = quant_row(out, m);
     for (int64_t g = 0; g < out.groups; ++g) {
       float v[kXGroup] = {};
       const int64_t left = cols - g * kXGroup;
       if (left > 0) {
         std::memcpy(v, x + m * stride + g * kXGroup, size_t(left < kXGroup ? left : kXGroup) * sizeof(float));
       }
-      // Absolute values compare as integers; NaN and infinity come out above every number.
-      uint32_t top = 0;
-      for (float f : v) {
-        uint32_t bits;
-        std::memcpy(&bits, &f, 4);
-        bits &= 0x7fffffffu;
-        if (bits > top) top = bits;
-      }
-      float amax;
-      std::memcpy(&amax, &top, 4);
-      const bool bad = top >= 0x7f800000u, zero = amax < 1e-35f;
-      const float inverse = bad || zero ? 0.f : 127.f / amax;
-      const float scale = bad ? amax * 0.f : zero ? 0.f : amax / 127.f;
-      int32_t sums[2] = {0, 0};
-      for (int k = 0; k < kXGroup; ++k) {
-        const auto q = int8_t(bad ? 0 : std::nearbyintf(v[k] * inverse));
-        row.q[g * kXGroup + k] = q;
-        sums[k / 16] += q;
-      }
-      row.scale[g * row.step] = scale;
-      row.fsum32[g * row.step] = float(sums[0] + sums[1]) * scale;
-      for (int i = 0; i < 2; ++i) {
-        row.fsum16[(2 * g + i) * row.step] = float(sums[i]) * scale;
-      }
+      for (int plane = 0; plane < kPlanes; ++plane) quantize_group(v, quant_row(out, m * kPlanes + plane), g);
     }
   }
 }
@@ -111,7 +114,8 @@ void tiles_scalar(const Job& job, int64_t tile_begin, int64_t tile_end) {
       for (int r = 0; r < tile_rows(h, t); ++r) {
         const int64_t n = t * kTileRows + r;
         const float sum = h.group == 0 ? float_dot(job, tile, r, job.x + m * job.x_stride)
-                                       : integer_dot(job, tile, r, quant_row(job.xq, m));
+                                       : integer_dot(job, tile, r, quant_row(job.xq, m * kPlanes)) +
+                                             integer_dot(job, tile, r, quant_row(job.xq, m * kPlanes + 1));
         job.out[m * job.out_stride + n] = sum + (job.bias ? job.bias[n] : 0.f);
       }
     }

@@ -45,10 +45,14 @@ struct PackedHeader {
 inline constexpr size_t kHeaderBytes = 128;
 static_assert(sizeof(PackedHeader) <= kHeaderBytes);
 
-// Rows of x quantized to int8, in panels of P rows (16, an AMX A tile; 1 for a single row). G = groups of 32
-// columns. Per group of 32 a scale, and per 32 and per 16 columns the sums that biases and mins need: `fsum` is
-// scale * sum(q); `unbias` takes the bias of stored weights out of a dot product, in whatever form the
-// instruction set's kernels want (AVX2: see its Rows; AVX-512: -128 * sum(q)). A panel is
+// Rows of x as sums of two int8 planes: the row rounded to 8 bits, and what that left over rounded to 8 bits
+// again, each with scales of its own. Together they keep some 15 bits, so that quantized weights are the only
+// loss; the kernels see planes as rows and add the two results. Row m's planes are plane rows 2m and 2m + 1.
+//
+// Plane rows lie in panels of P (16, an AMX A tile; 2 for a single row of x). G = groups of 32 columns. Per
+// group of 32 a scale, and per 32 and per 16 columns the sums that biases and mins need: `fsum` is scale *
+// sum(q); `unbias` takes the bias of stored weights out of a dot product, in whatever form the instruction
+// set's kernels want (AVX2: see its Rows; AVX-512: -128 * sum(q)). A panel is
 //   q [P][32G] | scale [G][P] f32 | unbias32 [G][P] i32 | fsum32 [G][P] f32 | unbias16 [2G][P] i32
 //   | fsum16 [2G][P] f32
 struct QuantRows {
@@ -58,6 +62,7 @@ struct QuantRows {
 };
 
 inline constexpr int kPanelRows = 16;
+inline constexpr int kPlanes = 2;
 
 constexpr int64_t x_groups(int64_t cols) { return (cols + kBlock - 1) / kBlock * (kBlock / kXGroup); }
 constexpr int64_t quant_row_bytes(int64_t groups) { return (groups * (kXGroup + 7 * 4) + 63) / 64 * 64; }
@@ -89,7 +94,7 @@ struct Job {
 
 namespace {
 
-// One row of them; what belongs to group g lies at [g * step].
+// One plane row of them; what belongs to group g lies at [g * step].
 struct QuantRow {
   int8_t* q;
   float* scale;

@@ -92,7 +92,7 @@ int64_t whole_panels(int64_t rows) { return (rows + kPanelRows - 1) / kPanelRows
 }  // namespace
 
 size_t linear_scratch_bytes(Isa isa, int64_t max_rows, int64_t max_columns) {
-  int64_t row = quant_row_bytes(x_groups(max_columns));
+  int64_t row = kPlanes * quant_row_bytes(x_groups(max_columns));
   if (kKernels[size_t(isa)].split) row += split_row_bytes(split_cols(max_columns));
   return size_t(whole_panels(max_rows) * row) + 64;
 }
@@ -112,8 +112,9 @@ void linear(Team& team, Isa isa, const LinearArgs& a, std::byte* scratch) {
   }
   const float* x = a.x.row<const float>(0);
   const int64_t groups = x_groups(a.w.cols);
-  const QuantRows quantized{align(scratch), groups, m == 1 ? 1 : kPanelRows};
-  const SplitRows split{quantized.base + whole_panels(m) * quant_row_bytes(groups), split_cols(a.w.cols)};
+  const QuantRows quantized{align(scratch), groups, m == 1 ? kPlanes : kPanelRows};
+  const int64_t plane_bytes = whole_panels(m * kPlanes) * quant_row_bytes(groups);
+  const SplitRows split{quantized.base + plane_bytes, split_cols(a.w.cols)};
   if (integers) {
     for_rows(team, a, [&](int64_t begin, int64_t end) {
       kernels.quantize(x, a.x.stride, a.x.cols, quantized, begin, end);
@@ -124,7 +125,7 @@ void linear(Team& team, Isa isa, const LinearArgs& a, std::byte* scratch) {
              [&](int64_t begin, int64_t end) { kernels.split(x, a.x.stride, a.x.cols, split, begin, end); });
   }
 
-  const int64_t row_bytes = pairs ? split_row_bytes(split.cols) : quant_row_bytes(groups);
+  const int64_t row_bytes = pairs ? split_row_bytes(split.cols) : kPlanes * quant_row_bytes(groups);
   const int64_t chunk = std::max<int64_t>(kChunkBytes / row_bytes / kPanelRows, 2) * kPanelRows;
   const int64_t chunks = (m + chunk - 1) / chunk;
   const int64_t by_bytes = int64_t(a.w.bytes()) * std::min(m, chunk) / kPieceBytes;
