@@ -155,7 +155,8 @@ double peak_ops(Team& team, Isa isa, int repeats) {
   return best;
 }
 
-// One thread's own CPU time: a neighbour that takes the core doesn't count. With several threads, the clock on the wall.
+// One thread's own CPU time: a neighbour that takes the core doesn't count. With several threads, the clock on
+// the wall.
 TimeNs stamp_ns(const Team& team) {
   if (team.size() > 1) return now_ns();
   timespec t;

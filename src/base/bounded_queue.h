@@ -12,12 +12,14 @@
 
 namespace sluice {
 
-// Many producers, many consumers. Dmitry Vyukov's bounded queue: each cell carries a sequence number that says whose
-// turn it is, so a push or pop is one compare-and-swap on its own end. T must be movable and default-constructible.
+// Many producers, many consumers. Dmitry Vyukov's bounded queue: each cell carries a sequence number that says
+// whose turn it is, so a push or pop is one compare-and-swap on its own end. T must be movable and
+// default-constructible.
 template <typename T>
 class MpmcQueue {
  public:
-  explicit MpmcQueue(size_t capacity) : mask_(std::bit_ceil(capacity < 2 ? size_t{2} : capacity) - 1), cells_(new Cell[mask_ + 1]) {
+  explicit MpmcQueue(size_t capacity)
+      : mask_(std::bit_ceil(capacity < 2 ? size_t{2} : capacity) - 1), cells_(new Cell[mask_ + 1]) {
     for (size_t i = 0; i <= mask_; ++i) cells_[i].turn.store(i, std::memory_order_relaxed);
   }
 
@@ -78,7 +80,8 @@ class MpmcQueue {
 template <typename T>
 class SpscRing {
  public:
-  explicit SpscRing(size_t capacity) : mask_(std::bit_ceil(capacity < 2 ? size_t{2} : capacity) - 1), cells_(new T[mask_ + 1]) {}
+  explicit SpscRing(size_t capacity)
+      : mask_(std::bit_ceil(capacity < 2 ? size_t{2} : capacity) - 1), cells_(new T[mask_ + 1]) {}
 
   bool push(const T& value) {
     const size_t tail = tail_.load(std::memory_order_relaxed);

@@ -7,8 +7,8 @@ namespace sluice {
 void set_check_hook(void (*hook)());
 }  // namespace sluice
 
-#define CHECK(condition, ...)                                                              \
-  do {                                                                                     \
-    if (!(condition)) [[unlikely]]                                                         \
-      ::sluice::check_failed(#condition, __FILE__, __LINE__ __VA_OPT__(, ) __VA_ARGS__);   \
+#define CHECK(condition, ...)                                                            \
+  do {                                                                                   \
+    if (!(condition)) [[unlikely]]                                                       \
+      ::sluice::check_failed(#condition, __FILE__, __LINE__ __VA_OPT__(, ) __VA_ARGS__); \
   } while (0)

@@ -10,7 +10,9 @@ namespace sluice {
 using TimeNs = int64_t;
 
 inline TimeNs now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 inline double ms(TimeNs t) { return double(t) * 1e-6; }

@@ -24,9 +24,12 @@ spdlog::logger& logger() {
 std::string json_escaped(std::string_view text) {
   std::string out;
   for (unsigned char c : text) {
-    if (c == '"' || c == '\\') out += '\\', out += char(c);
-    else if (c < 0x20) out += fmt::format("\\u{:04x}", int(c));
-    else out += char(c);
+    if (c == '"' || c == '\\')
+      out += '\\', out += char(c);
+    else if (c < 0x20)
+      out += fmt::format("\\u{:04x}", int(c));
+    else
+      out += char(c);
   }
   return out;
 }
@@ -47,8 +50,10 @@ void log_line(LogLevel level, std::string_view text) {
   static constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info,
                                                           spdlog::level::warn, spdlog::level::err};
   // spdlog's pattern does not escape %v.
-  if (as_json.load(std::memory_order_relaxed)) logger().log(kLevels[int(level)], "{}", json_escaped(text));
-  else logger().log(kLevels[int(level)], "{}", text);
+  if (as_json.load(std::memory_order_relaxed))
+    logger().log(kLevels[int(level)], "{}", json_escaped(text));
+  else
+    logger().log(kLevels[int(level)], "{}", text);
 }
 
 }  // namespace sluice

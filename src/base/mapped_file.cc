@@ -41,7 +41,9 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : path_(std::move(other.path_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
@@ -57,7 +59,8 @@ MappedFile::~MappedFile() {
 void MappedFile::drop(size_t offset, size_t size) const {
   const size_t page = size_t(sysconf(_SC_PAGESIZE));
   const size_t begin = (offset + page - 1) / page * page, end = (offset + size) / page * page;
-  if (data_ && end > begin && end <= size_) madvise(const_cast<std::byte*>(data_ + begin), end - begin, MADV_DONTNEED);
+  if (data_ && end > begin && end <= size_)
+    madvise(const_cast<std::byte*>(data_ + begin), end - begin, MADV_DONTNEED);
 }
 
 }  // namespace sluice

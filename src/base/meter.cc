@@ -37,7 +37,8 @@ Registry& registry() {
 
 // The meter of this name and labels; made by `make` at first use.
 template <typename Make>
-Meter& find_or_make(Meter::Kind kind, const std::string& name, const std::string& help, const std::string& labels, Make make) {
+Meter& find_or_make(Meter::Kind kind, const std::string& name, const std::string& help,
+                    const std::string& labels, Make make) {
   Registry& r = registry();
   std::lock_guard lock(r.mutex);
   for (Meter& m : r.meters) {
@@ -54,16 +55,22 @@ Meter& find_or_make(Meter::Kind kind, const std::string& name, const std::string
 }  // namespace
 
 Counter& counter(const std::string& name, const std::string& help, const std::string& labels) {
-  return *find_or_make(Meter::Kind::counter, name, help, labels, [](Registry& r, Meter& m) { m.counter = &r.counters.emplace_back(); }).counter;
+  return *find_or_make(Meter::Kind::counter, name, help, labels, [](Registry& r, Meter& m) {
+            m.counter = &r.counters.emplace_back();
+          }).counter;
 }
 
 Gauge& gauge(const std::string& name, const std::string& help, const std::string& labels) {
-  return *find_or_make(Meter::Kind::gauge, name, help, labels, [](Registry& r, Meter& m) { m.gauge = &r.gauges.emplace_back(); }).gauge;
+  return *find_or_make(Meter::Kind::gauge, name, help, labels, [](Registry& r, Meter& m) {
+            m.gauge = &r.gauges.emplace_back();
+          }).gauge;
 }
 
-Histogram& histogram(const std::string& name, const std::string& help, std::span<const double> bounds, const std::string& labels) {
-  return *find_or_make(Meter::Kind::histogram, name, help, labels,
-                       [&](Registry& r, Meter& m) { m.histogram = &r.histograms.emplace_back(bounds); }).histogram;
+Histogram& histogram(const std::string& name, const std::string& help, std::span<const double> bounds,
+                     const std::string& labels) {
+  return *find_or_make(Meter::Kind::histogram, name, help, labels, [&](Registry& r, Meter& m) {
+            m.histogram = &r.histograms.emplace_back(bounds);
+          }).histogram;
 }
 
 std::vector<Meter> all() {

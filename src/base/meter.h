@@ -1,5 +1,6 @@
-// Meters: what the program counts about itself. A writer needs this header only; what reads them lives in observe.
-// Meters are made once, at start, and live for the process; writing is a relaxed atomic add, from any thread.
+// Meters: what the program counts about itself. A writer needs this header only; what reads them lives in
+// observe. Meters are made once, at start, and live for the process; writing is a relaxed atomic add, from any
+// thread.
 //
 //   static Counter& tokens = meter::counter("sluice_generated_tokens_total", "Tokens sampled.");
 //   tokens.add(n);
@@ -41,7 +42,9 @@ class Histogram {
   explicit Histogram(std::span<const double> bounds);
   void observe(double v);
   std::span<const double> bounds() const { return {bounds_.data(), size_t(count_)}; }
-  uint64_t bucket(int i) const { return buckets_[size_t(i)].load(std::memory_order_relaxed); }  // i == bounds().size(): above all
+  uint64_t bucket(int i) const {
+    return buckets_[size_t(i)].load(std::memory_order_relaxed);
+  }  // i == bounds().size(): above all
   double sum() const { return sum_.load(std::memory_order_relaxed); }
 
  private:
@@ -53,7 +56,7 @@ class Histogram {
 
 struct Meter {
   enum class Kind { counter, gauge, histogram } kind;
-  std::string name;    // Prometheus name, unit last ("_seconds", "_bytes", "_total")
+  std::string name;  // Prometheus name, unit last ("_seconds", "_bytes", "_total")
   std::string help;
   std::string labels;  // `reason="stop"`: fixed at registration, never client text
   Counter* counter = nullptr;
@@ -65,7 +68,8 @@ namespace meter {
 // The same name and labels give the same meter.
 Counter& counter(const std::string& name, const std::string& help, const std::string& labels = "");
 Gauge& gauge(const std::string& name, const std::string& help, const std::string& labels = "");
-Histogram& histogram(const std::string& name, const std::string& help, std::span<const double> bounds, const std::string& labels = "");
+Histogram& histogram(const std::string& name, const std::string& help, std::span<const double> bounds,
+                     const std::string& labels = "");
 // All meters, in order of registration. The pointers stay valid.
 std::vector<Meter> all();
 

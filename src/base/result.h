@@ -27,8 +27,8 @@ enum class ErrorCode {
 
 struct Error {
   ErrorCode code = ErrorCode::kInternal;
-  std::string message{};// one line, names the file / field and what to do
-  std::string field{};  // API member at fault ("max_tokens"), empty otherwise
+  std::string message{};  // one line, names the file / field and what to do
+  std::string field{};    // API member at fault ("max_tokens"), empty otherwise
 };
 
 template <typename T>
@@ -40,17 +40,32 @@ class [[nodiscard]] Result {
   bool ok() const { return v_.index() == 0; }
   explicit operator bool() const { return ok(); }
 
-  T& value() & { CHECK(ok()); return *std::get_if<0>(&v_); }
-  const T& value() const& { CHECK(ok()); return *std::get_if<0>(&v_); }
-  T&& value() && { CHECK(ok()); return std::move(*std::get_if<0>(&v_)); }
+  T& value() & {
+    CHECK(ok());
+    return *std::get_if<0>(&v_);
+  }
+  const T& value() const& {
+    CHECK(ok());
+    return *std::get_if<0>(&v_);
+  }
+  T&& value() && {
+    CHECK(ok());
+    return std::move(*std::get_if<0>(&v_));
+  }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
   T&& operator*() && { return std::move(*this).value(); }
   T* operator->() { return &value(); }
   const T* operator->() const { return &value(); }
 
-  const Error& error() const& { CHECK(!ok()); return *std::get_if<1>(&v_); }
-  Error&& error() && { CHECK(!ok()); return std::move(*std::get_if<1>(&v_)); }
+  const Error& error() const& {
+    CHECK(!ok());
+    return *std::get_if<1>(&v_);
+  }
+  Error&& error() && {
+    CHECK(!ok());
+    return std::move(*std::get_if<1>(&v_));
+  }
 
  private:
   std::variant<T, Error> v_;
@@ -63,8 +78,14 @@ class [[nodiscard]] Status {
   Status(Error error) : error_(std::move(error)) {}
   bool ok() const { return !error_; }
   explicit operator bool() const { return ok(); }
-  const Error& error() const& { CHECK(error_.has_value()); return *error_; }
-  Error&& error() && { CHECK(error_.has_value()); return std::move(*error_); }
+  const Error& error() const& {
+    CHECK(error_.has_value());
+    return *error_;
+  }
+  Error&& error() && {
+    CHECK(error_.has_value());
+    return std::move(*error_);
+  }
 
  private:
   std::optional<Error> error_;
