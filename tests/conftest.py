@@ -2,6 +2,7 @@
 that must come has come, with a limit on the read."""
 import http.client
 import json
+import os
 import pathlib
 import re
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SLUICE = ROOT / "build" / "release" / "sluice"
+SLUICE = pathlib.Path(os.environ.get("SLUICE_BINARY", ROOT / "build" / "release" / "sluice"))
 SMOLLM2 = ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 GEMMA = ROOT / "models" / "gemma-3-270m-q4_k_m.gguf"
 TIMEOUT_S = 120
