@@ -432,10 +432,14 @@ TEST_F(ApiTest, AReaderThatNeverReadsIsDropped) {
   ServerConfig config;
   config.write_timeout_ms = 200;
   start(config);
+  // More than the buffers of a socket hold, at once.
+  model_.scripted.script = [&](const Request&) { return std::vector<TokenEvent>(4096, model_.token("A")); };
   TestClient slow(server_->port(), 2048);
-  slow.send(post_text("/v1/completions", R"({"prompt":"a","stream":true,"logprobs":2})"));
-  model_.scripted.wait_submitted(1);
-  while (!model_.scripted.cancelled(0)) model_.scripted.emit(0, model_.token("A"));
+  slow.send(post_text("/v1/completions", R"({"prompt":"a","n":4,"stream":true,"logprobs":2})"));
+  for (size_t choice = 0; choice < 4; ++choice) {
+    model_.scripted.wait_submitted(choice + 1);
+    model_.scripted.wait_cancelled(choice);
+  }
 }
 
 TEST_F(ApiTest, LongBodiesGoThroughThePoolAndCountTheSame) {
