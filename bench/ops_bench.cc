@@ -210,8 +210,10 @@ int main_program(int threads, const std::string& isa, const std::string& only) {
   {
     cpu::Team team(info.threads);
     limits.read_gb_s = measure_read(team);
-    const double t = best_seconds([&] { team.run([](int, int) {}); });
-    std::printf("read %.1f GB/s; team dispatch %.2f us\n", limits.read_gb_s, t * 1e6);
+    const double all = best_seconds([&] { team.run([](int, int) {}); });
+    const double tasks = best_seconds([&] { team.run_tasks(8, [](int, int) {}); });
+    std::printf("read %.1f GB/s; a call of the team: run %.2f us, run_tasks %.2f us\n", limits.read_gb_s,
+                all * 1e6, tasks * 1e6);
   }
   const Shape smol{"smollm2", 30, 9, 3, 64}, gemma{"gemma3", 18, 4, 1, 256}, llama{"llama8b", 8, 32, 8, 128};
   if (wanted("decode")) {
