@@ -6,9 +6,9 @@
 namespace sluice::cpu {
 
 // Rows [begin, end) of x [.., cols] to two int8 planes each. The formula is the same everywhere: per 32 columns
-// scale = amax / 127 and q = round-to-even(x * (127 / amax)), then the same of the residue x - q * scale; amax
-// below 1e-35 gives zeros; a NaN or infinity gives q = 0 and scale NaN, so that the outputs of that row are
-// NaN.
+// scale = amax / 16319 and q = round-to-even(x * (16319 / amax)), which the planes hold as high * 128 + low;
+// amax below 1e-34 gives zeros; a NaN or infinity gives q = 0 and scale NaN, so that the outputs of that row
+// are NaN.
 using QuantizeFn = void (*)(const float* x, int64_t stride, int64_t cols, const QuantRows& out, int64_t begin,
                             int64_t end);
 

@@ -24,16 +24,17 @@ namespace {
 
 // A panel with fewer rows than this is quicker on the AVX-512 kernels.
 constexpr int64_t kMinRows = 12;
-constexpr int64_t kMaxColumns = 16384;  // int4 weights of a tile are unpacked on the stack
+constexpr int64_t kMaxColumns = 8192;  // int4 weights of a tile are unpacked on the stack
 constexpr int kPrefetchBytes = 1280;
 
-// Tiles: 0, 1 sums (group g in g & 1); 2, 3 x; 4, 5 w. Constant data and not a local: gcc believes that
-// ldtilecfg reads a few bytes only and drops the stores to the others.
+// Tiles: 0..3 sums (of group g with the weight tile t in 2 * (g & 1) + t); 4, 5 x (of group g in 4 + (g & 1));
+// 6, 7 w. Constant data and not a local: gcc believes that ldtilecfg reads a few bytes only and drops the
+// stores to the others.
 template <int kGroup>
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, kGroup, kGroup, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, kGroup / 4, kGroup / 4};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, kGroup, kGroup, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, kGroup / 4, kGroup / 4};
 };
 template <int kGroup>
 constexpr TileConfig<kGroup> kTileConfig;
@@ -44,14 +45,15 @@ constexpr TileConfig<kGroup> kTileConfig;
       _mm256_loadu_si256(reinterpret_cast<const __m256i*>(reinterpret_cast<const uint16_t*>(p) + i)));
 }
 
-// The quants of a tile as [columns / 4][16 rows][4] signed bytes.
+// The quants of neighbouring tiles as [columns / 4][16 rows][4] signed bytes.
 struct Quants {
   const std::byte* data;
   int64_t block_stride;
+  int64_t tile_stride;
 };
 
 template <int kGroup>
-Quants unpack_nibbles(const PackedHeader& h, const std::byte* tile, std::byte* to) {
+void unpack_nibbles(const PackedHeader& h, const std::byte* tile, std::byte* to) {
   constexpr int kHalf = kGroup / 8;  // vectors in a group's first half
   const __m512i low = _mm512_set1_epi8(15);
   for (int64_t b = 0; b < h.blocks; ++b) {
@@ -68,63 +70,85 @@ Quants unpack_nibbles(const PackedHeader& h, const std::byte* tile, std::byte* t
       }
     }
   }
-  return {to, kBlock * kTileRows};
 }
 
 struct Panel {
   const int8_t* q;
   int64_t q_stride;
-  const float* scale;  // [g][16]
-  const float* fsum;   // [g][16], per weight group
+  const float* scale;  // [g][16], at the high planes
+  const float* fsum;   // [g][16], per weight group, at the high planes
 };
+constexpr int kPanelX = kPanelRows / kPlanes;  // rows of x in a panel
 
-// Starts the tile unit on group `kSlot` (mod 2) of the panel.
-template <int kSlot>
-[[gnu::always_inline]] inline void multiply(const int8_t* x, int64_t x_stride, const std::byte* w) {
+// Starts the tile unit on a group with `kSlot` = its number mod 2.
+template <int kSlot, int kTiles>
+[[gnu::always_inline]] inline void multiply(const int8_t* x, int64_t x_stride, const std::byte* w,
+                                            int64_t tile_stride) {
   if constexpr (kSlot == 0) {
+    _tile_loadd(4, x, x_stride);
+    _tile_loadd(6, w, 64);
     _tile_zero(0);
-    _tile_loadd(2, x, x_stride);
-    _tile_loadd(4, w, 64);
-    _tile_dpbssd(0, 2, 4);
+    _tile_dpbssd(0, 4, 6);
+    if constexpr (kTiles == 2) {
+      _tile_loadd(7, w + tile_stride, 64);
+      _tile_zero(1);
+      _tile_dpbssd(1, 4, 7);
+    }
   } else {
-    _tile_zero(1);
-    _tile_loadd(3, x, x_stride);
-    _tile_loadd(5, w, 64);
-    _tile_dpbssd(1, 3, 5);
+    _tile_loadd(5, x, x_stride);
+    _tile_loadd(6, w, 64);
+    _tile_zero(2);
+    _tile_dpbssd(2, 5, 6);
+    if constexpr (kTiles == 2) {
+      _tile_loadd(7, w + tile_stride, 64);
+      _tile_zero(3);
+      _tile_dpbssd(3, 5, 7);
+    }
   }
 }
 
+// One tile's group: the planes of each row of x put together, scaled, added up.
 [[gnu::always_inline]] inline void add_group(const int32_t* dots, __m512 scale, const float* x_scale,
-                                             __m512 sums[kPanelRows]) {
-#pragma GCC unroll 16
-  for (int m = 0; m < kPanelRows; ++m) {
-    const __m512 dot = _mm512_cvtepi32_ps(_mm512_load_si512(dots + m * 16));
-    sums[m] = _mm512_fmadd_ps(_mm512_mul_ps(dot, scale), _mm512_set1_ps(x_scale[m]), sums[m]);
+                                             __m512 sums[kPanelX]) {
+#pragma GCC unroll 8
+  for (int m = 0; m < kPanelX; ++m) {
+    const __m512i high = _mm512_load_si512(dots + m * 32), low = _mm512_load_si512(dots + m * 32 + 16);
+    const __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, kPlaneShift), low));
+    sums[m] = _mm512_fmadd_ps(_mm512_mul_ps(dot, scale), _mm512_set1_ps(x_scale[kPlanes * m]), sums[m]);
   }
 }
 
-[[gnu::always_inline]] inline void add_mins(__m512 min, const float* x_sum, __m512 sums[kPanelRows]) {
-#pragma GCC unroll 16
-  for (int m = 0; m < kPanelRows; ++m) sums[m] = _mm512_fmadd_ps(min, _mm512_set1_ps(x_sum[m]), sums[m]);
+[[gnu::always_inline]] inline void add_mins(__m512 min, const float* x_sum, __m512 sums[kPanelX]) {
+#pragma GCC unroll 8
+  for (int m = 0; m < kPanelX; ++m) {
+    sums[m] = _mm512_fmadd_ps(min, _mm512_set1_ps(x_sum[kPlanes * m]), sums[m]);
+  }
 }
 
-template <int kGroup, bool kMins>
+// out[t][m] = weight tile t times row m of the panel.
+template <int kGroup, bool kMins, int kTiles>
 void panel_block(const PackedHeader& h, const std::byte* tile, const Quants& w, bool prefetch, const Panel& x,
-                 __m512 out[kPanelRows]) {
+                 __m512 out[kTiles][kPanelX]) {
   constexpr int kGroups = kBlock / kGroup, kBytes = kGroup * kTileRows;
-  alignas(64) int32_t dots[2][kPanelRows * kTileRows];
+  alignas(64) int32_t dots[2][kTiles][kPanelRows * kTileRows];
   const bool f32 = h.scales_f32;
-  __m512 sums[kPanelRows];
-#pragma GCC unroll 16
-  for (int m = 0; m < kPanelRows; ++m) sums[m] = _mm512_setzero_ps();
+  __m512 sums[kTiles][kPanelX];
+#pragma GCC unroll 2
+  for (int t = 0; t < kTiles; ++t) {
+#pragma GCC unroll 8
+    for (int m = 0; m < kPanelX; ++m) sums[t][m] = _mm512_setzero_ps();
+  }
 
-  multiply<0>(x.q, x.q_stride, w.data);
+  multiply<0, kTiles>(x.q, x.q_stride, w.data, w.tile_stride);
   for (int64_t b = 0; b < h.blocks; ++b) {
     const std::byte* block = tile + b * h.block_bytes;
     const std::byte* quants = w.data + b * w.block_stride;
     if (prefetch) {
       for (int i = 0; i < h.block_bytes; i += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(block) + 2 * kPrefetchBytes + i, _MM_HINT_T0);
+        for (int t = 0; t < kTiles; ++t) {
+          const std::byte* ahead = block + t * h.tile_bytes + 2 * kPrefetchBytes + i;
+          _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
+        }
       }
     }
     const int8_t* xq = x.q + b * kBlock;
@@ -133,57 +157,79 @@ void panel_block(const PackedHeader& h, const std::byte* tile, const Quants& w, 
 #pragma GCC unroll 4
     for (int i = 0; i < kGroups; ++i) {
       // The next group, which may be the next block's first.
-      const bool last = i == kGroups - 1;
-      if (!last) {
+      if (i < kGroups - 1) {
         if (i % 2 == 0)
-          multiply<1>(xq + (i + 1) * kGroup, x.q_stride, quants + (i + 1) * kBytes);
+          multiply<1, kTiles>(xq + (i + 1) * kGroup, x.q_stride, quants + (i + 1) * kBytes, w.tile_stride);
         else
-          multiply<0>(xq + (i + 1) * kGroup, x.q_stride, quants + (i + 1) * kBytes);
+          multiply<0, kTiles>(xq + (i + 1) * kGroup, x.q_stride, quants + (i + 1) * kBytes, w.tile_stride);
       } else if (b + 1 < h.blocks) {
-        multiply<0>(xq + kBlock, x.q_stride, quants + w.block_stride);
+        multiply<0, kTiles>(xq + kBlock, x.q_stride, quants + w.block_stride, w.tile_stride);
       }
-      if (i % 2 == 0)
-        _tile_stored(0, dots[0], 64);
-      else
-        _tile_stored(1, dots[1], 64);
-      add_group(dots[i % 2], load_scales(block, i * kTileRows, f32), scales + i * kGroup / kXGroup * kPanelRows,
-                sums);
-      if constexpr (kMins) {
-        add_mins(load_scales(block + h.min_offset, i * kTileRows, f32), fsums + i * kPanelRows, sums);
+      if (i % 2 == 0) {
+        _tile_stored(0, dots[0][0], 64);
+        if constexpr (kTiles == 2) _tile_stored(1, dots[0][kTiles - 1], 64);
+      } else {
+        _tile_stored(2, dots[1][0], 64);
+        if constexpr (kTiles == 2) _tile_stored(3, dots[1][kTiles - 1], 64);
+      }
+#pragma GCC unroll 2
+      for (int t = 0; t < kTiles; ++t) {
+        const std::byte* from = block + t * h.tile_bytes;
+        add_group(dots[i % 2][t], load_scales(from, i * kTileRows, f32),
+                  scales + i * kGroup / kXGroup * kPanelRows, sums[t]);
+        if constexpr (kMins) {
+          add_mins(load_scales(from + h.min_offset, i * kTileRows, f32), fsums + i * kPanelRows, sums[t]);
+        }
       }
     }
   }
-#pragma GCC unroll 16
-  for (int m = 0; m < kPanelRows; ++m) out[m] = sums[m];
+#pragma GCC unroll 2
+  for (int t = 0; t < kTiles; ++t) {
+#pragma GCC unroll 8
+    for (int m = 0; m < kPanelX; ++m) out[t][m] = sums[t][m];
+  }
 }
 
-// All whole panels of plane rows of the job, up to m_end.
-template <int kGroup, bool kMins>
-void integer_tiles(const Job& job, int64_t m_end, int64_t tile_begin, int64_t tile_end) {
+// kTiles tiles from t times all plane rows of the job up to m_end.
+template <int kGroup, bool kMins, int kTiles>
+void tiles_block(const Job& job, int64_t m_end, int64_t t, std::byte* unpacked) {
   const PackedHeader& h = *job.header;
-  alignas(64) std::byte unpacked[kMaxColumns * kTileRows];
-  _tile_loadconfig(&kTileConfig<kGroup>);
-  for (int64_t t = tile_begin; t < tile_end; ++t) {
-    const std::byte* tile = job.tiles + t * h.tile_bytes;
-    const Quants w = h.element == WeightElement::int4 ? unpack_nibbles<kGroup>(h, tile, unpacked)
-                                                      : Quants{tile + h.quant_offset, h.block_bytes};
-    const auto mask = __mmask16((1u << tile_rows(h, t)) - 1);
-    const __m512 bias = job.bias ? _mm512_maskz_loadu_ps(mask, job.bias + t * kTileRows) : _mm512_setzero_ps();
-    const int64_t m_begin = job.m_begin * kPlanes;
-    for (int64_t m = m_begin; m < m_end; m += kPanelRows) {
-      const QuantRow row = quant_row(job.xq, m);
-      const Panel x{row.q, job.xq.groups * kXGroup, row.scale, kGroup == 16 ? row.fsum16 : row.fsum32};
-      __m512 sums[kPanelRows];
-      panel_block<kGroup, kMins>(h, tile, w, m == m_begin && w.data != unpacked, x, sums);
-      const int64_t rows = m_end - m < kPanelRows ? m_end - m : kPanelRows;
-      float* out = job.out + m / kPlanes * job.out_stride + t * kTileRows;
-      for (int64_t r = 0; r < rows; r += kPlanes) {
-        const __m512 sum = _mm512_add_ps(sums[r], sums[r + 1]);
-        _mm512_mask_storeu_ps(out + r / kPlanes * job.out_stride, mask,
-                              job.bias ? _mm512_add_ps(sum, bias) : sum);
+  const std::byte* tile = job.tiles + t * h.tile_bytes;
+  const bool int4 = h.element == WeightElement::int4;
+  Quants w{tile + h.quant_offset, h.block_bytes, h.tile_bytes};
+  if (int4) {
+    w = {unpacked, kBlock * kTileRows, kMaxColumns * kTileRows};
+    for (int i = 0; i < kTiles; ++i) {
+      unpack_nibbles<kGroup>(h, tile + i * h.tile_bytes, unpacked + i * w.tile_stride);
+    }
+  }
+  const int64_t m_begin = job.m_begin * kPlanes;
+  for (int64_t m = m_begin; m < m_end; m += kPanelRows) {
+    const QuantRow row = quant_row(job.xq, m);
+    const Panel x{row.q, job.xq.groups * kXGroup, row.scale, kGroup == 16 ? row.fsum16 : row.fsum32};
+    __m512 sums[kTiles][kPanelX];
+    panel_block<kGroup, kMins, kTiles>(h, tile, w, m == m_begin && !int4, x, sums);
+    const int64_t rows = (m_end - m < kPanelRows ? m_end - m : kPanelRows) / kPlanes;
+    for (int i = 0; i < kTiles; ++i) {
+      const auto mask = __mmask16((1u << tile_rows(h, t + i)) - 1);
+      const int64_t column = (t + i) * kTileRows;
+      float* out = job.out + m / kPlanes * job.out_stride + column;
+      for (int64_t r = 0; r < rows; ++r) {
+        __m512 v = sums[i][r];
+        if (job.bias) v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, job.bias + column));
+        _mm512_mask_storeu_ps(out + r * job.out_stride, mask, v);
       }
     }
   }
+}
+
+template <int kGroup, bool kMins>
+void integer_tiles(const Job& job, int64_t m_end, int64_t tile_begin, int64_t tile_end) {
+  alignas(64) std::byte unpacked[2 * kMaxColumns * kTileRows];
+  _tile_loadconfig(&kTileConfig<kGroup>);
+  int64_t t = tile_begin;
+  for (; t + 2 <= tile_end; t += 2) tiles_block<kGroup, kMins, 2>(job, m_end, t, unpacked);
+  if (t < tile_end) tiles_block<kGroup, kMins, 1>(job, m_end, t, unpacked);
   _tile_release();
 }
 

@@ -201,40 +201,44 @@ template <typename Q, int kGroup, int kRows>
   }
 }
 
-// Adds one group's scaled dot products (and mins) to the rows' sums. `i` is the group's place in its block.
+// Adds one group's scaled dot products (and mins) to the rows' sums, planes put together. `i` is the group's
+// place in its block.
 template <typename Q, int kGroup, int kRows>
 [[gnu::always_inline]] inline void add_group(const Tile& t, const Rows& rows, int64_t block, int i,
-                                             const __m256i dots[kRows][2], __m256 sums[kRows][2]) {
+                                             const __m256i dots[kRows][2], __m256 sums[kRows / kPlanes][2]) {
   const int64_t g = block * (kBlock / kGroup) + i;
   const std::byte* scales = t.scales + block * t.scale_stride;
   const __m256 s0 = load_scales(scales, i * 16, t.scales_f32),
                s1 = load_scales(scales, i * 16 + 8, t.scales_f32);
 #pragma GCC unroll 8
-  for (int m = 0; m < kRows; ++m) {
-    const __m256 x_scale = _mm256_broadcast_ss(rows.scale + (kGroup == 16 ? g / 2 : g) * rows.step + m);
-    sums[m][0] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dots[m][0]), s0), x_scale, sums[m][0]);
-    sums[m][1] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dots[m][1]), s1), x_scale, sums[m][1]);
+  for (int m = 0; m < kRows / kPlanes; ++m) {
+    const __m256i *high = dots[2 * m], *low = dots[2 * m + 1];
+    const __m256i dot0 = _mm256_add_epi32(_mm256_slli_epi32(high[0], kPlaneShift), low[0]);
+    const __m256i dot1 = _mm256_add_epi32(_mm256_slli_epi32(high[1], kPlaneShift), low[1]);
+    const __m256 x_scale = _mm256_broadcast_ss(rows.scale + (kGroup == 16 ? g / 2 : g) * rows.step + 2 * m);
+    sums[m][0] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dot0), s0), x_scale, sums[m][0]);
+    sums[m][1] = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(dot1), s1), x_scale, sums[m][1]);
   }
   if (t.mins) {
     const std::byte* mins = t.mins + block * t.scale_stride;
     const __m256 min0 = load_scales(mins, i * 16, t.scales_f32),
                  min1 = load_scales(mins, i * 16 + 8, t.scales_f32);
 #pragma GCC unroll 8
-    for (int m = 0; m < kRows; ++m) {
-      const __m256 x_sum = _mm256_broadcast_ss(rows.fsum + g * rows.step + m);
+    for (int m = 0; m < kRows / kPlanes; ++m) {
+      const __m256 x_sum = _mm256_broadcast_ss(rows.fsum + g * rows.step + 2 * m);
       sums[m][0] = _mm256_fmadd_ps(min0, x_sum, sums[m][0]);
       sums[m][1] = _mm256_fmadd_ps(min1, x_sum, sums[m][1]);
     }
   }
 }
 
-// sums[m][half] = the tile's 16 rows times kRows rows of x.
+// sums[m][half] = the tile's 16 rows times kRows plane rows of x.
 template <typename Q, int kGroup, int kRows>
 [[gnu::always_inline]] inline void tile_dots(const Tile& t, const Rows& rows, int64_t blocks,
-                                             __m256 sums[kRows][2]) {
+                                             __m256 sums[kRows / kPlanes][2]) {
   constexpr int kBytes = kGroup * kTileRows / (Q::kNibbles ? 2 : 1);
 #pragma GCC unroll 8
-  for (int m = 0; m < kRows; ++m) sums[m][0] = sums[m][1] = _mm256_setzero_ps();
+  for (int m = 0; m < kRows / kPlanes; ++m) sums[m][0] = sums[m][1] = _mm256_setzero_ps();
   for (int64_t b = 0; b < blocks; ++b) {
     const std::byte* block = t.block + b * t.block_bytes;
     if (t.prefetch) {
@@ -287,12 +291,11 @@ void integer_block(const Tile& tile, const Job& job, int64_t m, const Out& out) 
                   kGroup == 16 ? r.unbias16 : r.unbias32,
                   kGroup == 16 ? r.fsum16 : r.fsum32,
                   r.step};
-  __m256 sums[kRows][2];
+  __m256 sums[kRows / kPlanes][2];
   tile_dots<Q, kGroup, kRows>(tile, rows, job.header->blocks, sums);
 #pragma GCC unroll 8
-  for (int i = 0; i < kRows; i += kPlanes) {
-    store_row(out.data + (m + i) / kPlanes * out.stride, _mm256_add_ps(sums[i][0], sums[i + 1][0]),
-              _mm256_add_ps(sums[i][1], sums[i + 1][1]), out.bias, out.valid);
+  for (int i = 0; i < kRows / kPlanes; ++i) {
+    store_row(out.data + (m / kPlanes + i) * out.stride, sums[i][0], sums[i][1], out.bias, out.valid);
   }
 }
 
@@ -415,29 +418,15 @@ void float_tiles(const Job& job, int64_t tile_begin, int64_t tile_end) {
   return _mm_cvtsi128_si32(a);
 }
 
-// One plane of a group; leaves the residue in v.
-[[gnu::always_inline]] inline void quantize_group(__m256 v[4], const QuantRow& row, int64_t g) {
-  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
-  __m256i top = _mm256_setzero_si256();
-  for (int i = 0; i < 4; ++i)
-    top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(v[i]), magnitude));
-  const int32_t bits = max_lane(top);
-  float amax;
-  __builtin_memcpy(&amax, &bits, 4);
-  const bool bad = bits >= 0x7f800000, zero = amax < 1e-35f;
-  const float inverse = bad || zero ? 0.f : 127.f / amax;
-  const float scale = bad ? amax * 0.f : zero ? 0.f : amax / 127.f;
-  __m256i q[4];
-  for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(inverse)));
-  if (bad) {
-    for (int i = 0; i < 4; ++i) q[i] = _mm256_setzero_si256();
-  }
-  for (int i = 0; i < 4; ++i) v[i] = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(q[i]), _mm256_set1_ps(scale), v[i]);
+// Stores one plane's bytes of a group and what takes the weights' bias out; returns the sums of both halves.
+struct HalfSums {
+  int32_t first, second;
+};
+[[gnu::always_inline]] inline HalfSums store_plane(const __m256i q[4], const QuantRow& row, int64_t g) {
   const __m256i ab = _mm256_packs_epi32(q[0], q[1]), cd = _mm256_packs_epi32(q[2], q[3]);
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), order);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(row.q + g * kXGroup), bytes);
-
   // Of each half of 16 columns the sums of columns 0, 1 mod 4 and 2, 3 mod 4, as pairs of 16 bits.
   __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
   pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0x4e));
@@ -445,15 +434,39 @@ void float_tiles(const Job& job, int64_t tile_begin, int64_t tile_end) {
   const __m256i unbias = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16(pairs, 4));
   const __m256i sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
   const __m128i unbias0 = _mm256_castsi256_si128(unbias), unbias1 = _mm256_extracti128_si256(unbias, 1);
-  const int32_t first = _mm256_cvtsi256_si32(sums), second = _mm256_extract_epi32(sums, 4);
-  const int64_t step = row.step;
-  row.scale[g * step] = scale;
-  row.unbias32[g * step] = _mm_cvtsi128_si32(_mm_add_epi16(unbias0, unbias1));
-  row.fsum32[g * step] = float(first + second) * scale;
-  row.unbias16[2 * g * step] = _mm_cvtsi128_si32(unbias0);
-  row.unbias16[(2 * g + 1) * step] = _mm_cvtsi128_si32(unbias1);
-  row.fsum16[2 * g * step] = float(first) * scale;
-  row.fsum16[(2 * g + 1) * step] = float(second) * scale;
+  row.unbias32[g * row.step] = _mm_cvtsi128_si32(_mm_add_epi16(unbias0, unbias1));
+  row.unbias16[2 * g * row.step] = _mm_cvtsi128_si32(unbias0);
+  row.unbias16[(2 * g + 1) * row.step] = _mm_cvtsi128_si32(unbias1);
+  return {_mm256_cvtsi256_si32(sums), _mm256_extract_epi32(sums, 4)};
+}
+
+[[gnu::always_inline]] inline void quantize_group(const __m256 v[4], const QuantRow& high, const QuantRow& low,
+                                                  int64_t g) {
+  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+  __m256i top = _mm256_setzero_si256();
+  for (int i = 0; i < 4; ++i)
+    top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(v[i]), magnitude));
+  const int32_t bits = max_lane(top);
+  float amax;
+  __builtin_memcpy(&amax, &bits, 4);
+  const bool bad = bits >= 0x7f800000, zero = amax < kZeroBelow;
+  const float inverse = bad || zero ? 0.f : kMaxQuant / amax;
+  const float scale = bad ? amax * 0.f : zero ? 0.f : amax / kMaxQuant;
+  __m256i h[4], l[4];
+  for (int i = 0; i < 4; ++i) {
+    __m256i q = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(inverse)));
+    if (bad) q = _mm256_setzero_si256();
+    h[i] = _mm256_srai_epi32(_mm256_add_epi32(q, _mm256_set1_epi32(1 << (kPlaneShift - 1))), kPlaneShift);
+    l[i] = _mm256_sub_epi32(q, _mm256_slli_epi32(h[i], kPlaneShift));
+  }
+  const HalfSums hs = store_plane(h, high, g), ls = store_plane(l, low, g);
+  const int32_t first = hs.first * (1 << kPlaneShift) + ls.first;
+  const int32_t second = hs.second * (1 << kPlaneShift) + ls.second;
+  const int64_t step = high.step;
+  high.scale[g * step] = scale;
+  high.fsum32[g * step] = float(first + second) * scale;
+  high.fsum16[2 * g * step] = float(first) * scale;
+  high.fsum16[(2 * g + 1) * step] = float(second) * scale;
 }
 
 template <int kGroup>
@@ -477,8 +490,7 @@ void quantize_avx2(const float* x, int64_t stride, int64_t cols, const QuantRows
     for (int64_t g = 0; g < out.groups; ++g) {
       __m256 v[4];
       load_group(x + m * stride + g * kXGroup, cols - g * kXGroup, v);
-      quantize_group(v, high, g);
-      quantize_group(v, low, g);
+      quantize_group(v, high, low, g);
     }
   }
 }

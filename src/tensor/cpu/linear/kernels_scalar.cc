@@ -25,7 +25,8 @@ int quant_at(const PackedHeader& h, const std::byte* quants, int r, int k) {
   return h.bias == 0 && h.max_quant == 255 ? int(int8_t(byte)) : int(uint8_t(byte)) - h.bias;
 }
 
-float integer_dot(const Job& job, const std::byte* tile, int r, const QuantRow& x) {
+// `x` is the row's high plane, the low one follows.
+float integer_dot(const Job& job, const std::byte* tile, int r, const QuantRow& x, const QuantRow& low) {
   const PackedHeader& h = *job.header;
   const bool g16 = h.group == 16;
   const int per_block = kBlock / h.group;
@@ -35,12 +36,15 @@ float integer_dot(const Job& job, const std::byte* tile, int r, const QuantRow& 
     const std::byte* block = tile + g / per_block * h.block_bytes;
     const int64_t i = g % per_block;
     const std::byte* quants = block + h.quant_offset + i * group_bytes;
-    const int8_t* xq = x.q + g * h.group;
     int32_t dot = 0;
-    for (int k = 0; k < h.group; ++k) dot += quant_at(h, quants, r, k) * xq[k];
+    for (int k = 0; k < h.group; ++k) {
+      const int64_t at = g * h.group + k;
+      dot += quant_at(h, quants, r, k) * ((x.q[at] << kPlaneShift) + low.q[at]);
+    }
     sum += float(dot) * scale_at(h, block, i * kTileRows + r) * x.scale[(g16 ? g / 2 : g) * x.step];
-    if (h.has_min)
+    if (h.has_min) {
       sum += scale_at(h, block + h.min_offset, i * kTileRows + r) * (g16 ? x.fsum16 : x.fsum32)[g * x.step];
+    }
   }
   return sum;
 }
@@ -63,8 +67,7 @@ float float_dot(const Job& job, const std::byte* tile, int r, const float* x) {
   return sum;
 }
 
-// One plane of a group; leaves the residue in v.
-void quantize_group(float v[kXGroup], const QuantRow& row, int64_t g) {
+void quantize_group(const float v[kXGroup], const QuantRow& high, const QuantRow& low, int64_t g) {
   // Absolute values compare as integers; NaN and infinity come out above every number.
   uint32_t top = 0;
   for (int k = 0; k < kXGroup; ++k) {
@@ -75,19 +78,20 @@ void quantize_group(float v[kXGroup], const QuantRow& row, int64_t g) {
   }
   float amax;
   std::memcpy(&amax, &top, 4);
-  const bool bad = top >= 0x7f800000u, zero = amax < 1e-35f;
-  const float inverse = bad || zero ? 0.f : 127.f / amax;
-  const float scale = bad ? amax * 0.f : zero ? 0.f : amax / 127.f;
+  const bool bad = top >= 0x7f800000u, zero = amax < kZeroBelow;
+  const float inverse = bad || zero ? 0.f : kMaxQuant / amax;
+  const float scale = bad ? amax * 0.f : zero ? 0.f : amax / kMaxQuant;
   int32_t sums[2] = {0, 0};
   for (int k = 0; k < kXGroup; ++k) {
-    const auto q = int8_t(bad ? 0 : std::nearbyintf(v[k] * inverse));
-    row.q[g * kXGroup + k] = q;
+    const int q = bad ? 0 : int(std::nearbyintf(v[k] * inverse)),
+              h = (q + (1 << kPlaneShift) / 2) >> kPlaneShift;
+    high.q[g * kXGroup + k] = int8_t(h);
+    low.q[g * kXGroup + k] = int8_t(q - (h << kPlaneShift));
     sums[k / 16] += q;
-    v[k] = std::fma(-float(q), scale, v[k]);
   }
-  row.scale[g * row.step] = scale;
-  row.fsum32[g * row.step] = float(sums[0] + sums[1]) * scale;
-  for (int i = 0; i < 2; ++i) row.fsum16[(2 * g + i) * row.step] = float(sums[i]) * scale;
+  high.scale[g * high.step] = scale;
+  high.fsum32[g * high.step] = float(sums[0] + sums[1]) * scale;
+  for (int i = 0; i < 2; ++i) high.fsum16[(2 * g + i) * high.step] = float(sums[i]) * scale;
 }
 
 }  // namespace
@@ -101,7 +105,7 @@ void quantize_scalar(const float* x, int64_t stride, int64_t cols, const QuantRo
       if (left > 0) {
         std::memcpy(v, x + m * stride + g * kXGroup, size_t(left < kXGroup ? left : kXGroup) * sizeof(float));
       }
-      for (int plane = 0; plane < kPlanes; ++plane) quantize_group(v, quant_row(out, m * kPlanes + plane), g);
+      quantize_group(v, quant_row(out, m * kPlanes), quant_row(out, m * kPlanes + 1), g);
     }
   }
 }
@@ -114,8 +118,8 @@ void tiles_scalar(const Job& job, int64_t tile_begin, int64_t tile_end) {
       for (int r = 0; r < tile_rows(h, t); ++r) {
         const int64_t n = t * kTileRows + r;
         const float sum = h.group == 0 ? float_dot(job, tile, r, job.x + m * job.x_stride)
-                                       : integer_dot(job, tile, r, quant_row(job.xq, m * kPlanes)) +
-                                             integer_dot(job, tile, r, quant_row(job.xq, m * kPlanes + 1));
+                                       : integer_dot(job, tile, r, quant_row(job.xq, m * kPlanes),
+                                                     quant_row(job.xq, m * kPlanes + 1));
         job.out[m * job.out_stride + n] = sum + (job.bias ? job.bias[n] : 0.f);
       }
     }

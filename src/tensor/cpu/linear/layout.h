@@ -64,6 +64,14 @@ struct QuantRows {
 inline constexpr int kPanelRows = 16;
 inline constexpr int kPlanes = 2;
 
+// How the planes of a group make one integer: q = high * 128 + low, high in -127..127, low in -64..63, so |q|
+// <= 16319 (as far as high can go without low's rounding taking it past 127), x = q * scale. Only the high
+// plane's row has scale and fsum.
+inline constexpr int kPlaneShift = 7;
+inline constexpr float kMaxQuant = 16319;
+inline constexpr float kZeroBelow =
+    1e-34f;  // largest magnitudes that count as zero: kMaxQuant / amax stays finite
+
 constexpr int64_t x_groups(int64_t cols) { return (cols + kBlock - 1) / kBlock * (kBlock / kXGroup); }
 constexpr int64_t quant_row_bytes(int64_t groups) { return (groups * (kXGroup + 7 * 4) + 63) / 64 * 64; }
 
