@@ -1,11 +1,11 @@
 // AMX-INT8 for many rows of x; few rows go to the AVX-512 kernels, whose results are equal bit for bit: integer
 // dot products are exact, and the float operations per group are the same in the same order.
 //
-// One step is 16 rows of x (tile A: 16 x group bytes), 16 rows of w (tile B: group / 4 x 64 bytes, the order in
-// which int8 weights are packed) and one group of columns. Scales differ from group to group, so each group's
-// 16 x 16 sums leave the tile for the vector units: that, 4 vector operations per 16 sums, is what bounds this
-// kernel, and the tile unit runs one group ahead beside it. Keeping the float sums in the 16 upper registers
-// beat 32 x 32 blocks whose sums live in L1.
+// One step is a panel of 16 plane rows of x (tile A: 16 x group bytes), two tiles of 16 rows of w (tile B:
+// group / 4 x 64 bytes, the order in which int8 weights are packed) and one group of columns. Scales differ
+// from group to group, so each group's sums leave the tiles for the vector units: that and the tiles' loads and
+// stores bound this kernel. The tile unit runs one group ahead. The float sums, 8 rows of x times two tiles,
+// stay in registers.
 #include <immintrin.h>
 
 #include "tensor/cpu/linear/kernels.h"
