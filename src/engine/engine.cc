@@ -68,7 +68,6 @@ class EngineImpl final : public Engine {
  public:
   EngineImpl(EngineInfo info, const StepLoopParts& parts, std::unique_ptr<StepRunner> runner)
       : info_(std::move(info)),
-        max_queue_(parts.policy.max_queue),
         runner_(std::move(runner)),
         door_(std::make_shared<EngineDoor>()),
         loop_(parts, *runner_, *door_, meters_) {
@@ -104,19 +103,19 @@ class EngineImpl final : public Engine {
 
     // Counted before the flag is read, as drain() sets the flag before it reads the count: one of the two sees
     // the other.
-    door_->live.fetch_add(1);
+    const int others = door_->live.fetch_add(1);
     if (door_->draining.load()) {
       door_->leave();
       meters_.rejected_draining.add();
       return Error{ErrorCode::kUnavailable, "the server is shutting down"};
     }
-    if (door_->queued.fetch_add(1) >= max_queue_) {
-      door_->queued.fetch_sub(1);
+    if (others >= info_.max_requests) {
       door_->leave();
       meters_.rejected_full.add();
       return Error{ErrorCode::kResourceExhausted,
-                   fmt::format("{} requests are waiting already; try again later", max_queue_)};
+                   fmt::format("{} requests are running or waiting already; try again later", others)};
     }
+    door_->queued.fetch_add(1);
 
     auto stream =
         std::make_shared<RequestStream>(std::clamp<size_t>(size_t(request.max_tokens) + 2, 8, kOutboxEvents));
@@ -148,7 +147,6 @@ class EngineImpl final : public Engine {
   }
 
   const EngineInfo info_;
-  const int max_queue_;
   EngineMeters meters_;
   std::unique_ptr<StepRunner> runner_;
   std::shared_ptr<EngineDoor> door_;
@@ -158,7 +156,11 @@ class EngineImpl final : public Engine {
 
 std::unique_ptr<Engine> make_engine(EngineInfo info, const Policy& policy, const KvLayout& layout,
                                     const ModelCost& cost, std::unique_ptr<StepRunner> runner) {
-  const StepLoopParts parts{policy, layout, info.blocks, cost, info.spec.vocab};
+  info.max_requests = policy.max_running + policy.max_queue;
+  // What comes in a burst waits until the loop has looked, though there are seats for it.
+  Policy with_seats = policy;
+  with_seats.max_queue = info.max_requests;
+  const StepLoopParts parts{with_seats, layout, info.blocks, cost, info.spec.vocab};
   return std::make_unique<EngineImpl>(std::move(info), parts, std::move(runner));
 }
 

@@ -79,7 +79,7 @@ class RequestStream {
 
 struct EngineConfig {
   int max_sequences = 64;  // running at once
-  int max_queue = 1024;    // waiting; submit refuses beyond
+  int max_queue = 1024;    // waiting while all seats are taken; submit refuses beyond
   int step_tokens = 512;   // token budget of one step: decodes first, then prompt chunks
   int block_tokens = 16;
   size_t kv_bytes = 0;  // 0: chosen from free memory and the model's context
@@ -93,6 +93,7 @@ struct EngineInfo {
   int context = 0;  // tokens a request may span: prompt + generated
   int block_tokens = 0;
   int blocks = 0;
+  int max_requests = 0;  // running and waiting together; submit refuses beyond
   size_t kv_bytes = 0;
   size_t weight_bytes = 0;
   size_t activation_bytes = 0;

@@ -18,7 +18,7 @@ RequestBounds bounds_of(const ApiCall& call) {
 
 namespace {
 
-// One model is served, so "smollm2" says enough of "SmolLM2-135M-Instruct.Q4_1".
+// One model is served, so "smollm2" says enough of "SmolLM2-135M-Instruct.Q4_1". Load generators send "m".
 bool is_part(std::string_view part, std::string_view whole) {
   for (size_t at = 0; !part.empty() && at + part.size() <= whole.size(); ++at) {
     if (equal_ignoring_case(whole.substr(at, part.size()), part)) return true;
@@ -60,6 +60,18 @@ ApiFailure check_prompt(const std::vector<int32_t>& ids, const ApiCall& call, st
               "must be left for the answer.",
               ids.size(), context),
           std::string(field)),
+      "context_length_exceeded"};
+}
+
+ApiFailure check_text(size_t bytes, const ApiCall& call, std::string_view field) {
+  const size_t longest = call.model.tokenizer().longest_piece();
+  const int context = call.model.engine().info().context;
+  if (longest == 0 || bytes / longest < size_t(context)) return std::nullopt;
+  return ApiError{
+      member_error(fmt::format("The prompt has more than {} tokens; the context of this model is {} "
+                               "tokens.",
+                               bytes / longest, context),
+                   std::string(field)),
       "context_length_exceeded"};
 }
 

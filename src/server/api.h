@@ -51,6 +51,8 @@ ApiFailure check_model(const GenerationOptions& options, const ApiCall& call);
 bool names_model(std::string_view name, const ApiCall& call);
 // 400 with code context_length_exceeded, or where the prompt has no token at all.
 ApiFailure check_prompt(const std::vector<int32_t>& ids, const ApiCall& call, std::string_view field);
+// The same for a text, before it is encoded, where its length alone says that it is too long.
+ApiFailure check_text(size_t bytes, const ApiCall& call, std::string_view field);
 // Ids of a text in which control tokens count, with one BOS where the vocabulary asks for one, also where the
 // text itself begins with it.
 std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, std::string_view text, bool add_special);

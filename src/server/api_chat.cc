@@ -217,6 +217,7 @@ ApiFailure prepare_chat(std::string_view body, const ApiCall& call, PreparedGene
   std::string text;
   if (ApiFailure failure = render_prompt(*request, call, text)) return failure;
   const Tokenizer& tokenizer = call.model.tokenizer();
+  if (ApiFailure failure = check_text(text.size(), call, "messages")) return failure;
   prompt.ids = encode_prompt(tokenizer, text, true);
   if (ApiFailure failure = check_prompt(prompt.ids, call, "messages")) return failure;
   GenerationPlan plan = plan_of(call, std::move(request->options), "chatcmpl-" + random_id());

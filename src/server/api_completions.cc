@@ -185,6 +185,7 @@ ApiFailure prepare_completions(std::string_view body, const ApiCall& call, Prepa
   for (PromptInput& input : request->prompts) {
     Prompt prompt;
     if (auto* text = std::get_if<std::string>(&input)) {
+      if (ApiFailure failure = check_text(text->size(), call, "prompt")) return failure;
       prompt.ids = encode_prompt(tokenizer, *text, request->add_special_tokens);
       if (plan.echo) prompt.text = std::move(*text);
     } else {

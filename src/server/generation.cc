@@ -95,6 +95,12 @@ Request Generation::request_of(int prompt, int k) const {
 Status Generation::submit_all() {
   const int n = plan_.options.n;
   const auto exchange = exchange_;
+  const int most = model_.engine().info().max_requests, prompts = int(plan_.prompts.size());
+  if (n * prompts > most) {
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("{} answers at once are more than this server takes, {}.", n * prompts, most),
+                 n > 1 ? "n" : "prompt"};
+  }
   for (int p = 0; p < int(plan_.prompts.size()); ++p) {
     for (int k = 0; k < n; ++k) {
       auto stream = model_.engine().submit(request_of(p, k), [exchange] { exchange->wake(); });

@@ -13,12 +13,13 @@ namespace http = boost::beast::http;
 
 struct HttpParser::Impl {
   http::request_parser<http::string_body> parser;
-  size_t max_body = 0;
+  size_t max_body = 0, max_head = 0;
   bool head_checked = false;
 };
 
 HttpParser::HttpParser(size_t max_header_bytes, size_t max_body_bytes) : impl_(new Impl) {
   impl_->max_body = max_body_bytes;
+  impl_->max_head = max_header_bytes;
   impl_->parser.header_limit(uint32_t(std::min<size_t>(max_header_bytes, 1u << 30)));
   impl_->parser.body_limit(max_body_bytes);
   impl_->parser.eager(false);
@@ -54,8 +55,11 @@ void HttpParser::check_head() {
       return fail(400, "Content-Length must be one number.");
     }
   }
+  // RFC 9112, section 3.2.
+  const auto hosts = message.count(http::field::host);
+  if (hosts > 1 || (hosts == 0 && message.version() == 11)) return fail(400, "A request has one Host header.");
   const auto coding = message.find(http::field::transfer_encoding);
-  if (coding != message.end() && !impl_->parser.chunked())
+  if (coding != message.end() && !equal_ignoring_case(coding->value(), "chunked"))
     return fail(501, "Only the chunked transfer coding is known.");
   const auto content_coding = message.find(http::field::content_encoding);
   if (content_coding != message.end() && !equal_ignoring_case(content_coding->value(), "identity")) {
@@ -75,7 +79,7 @@ size_t HttpParser::take(std::string_view bytes) {
     taken += n;
     if (ec == http::error::need_more) break;
     if (ec == http::error::header_limit) {
-      fail(431, "The request head is over the limit of bytes.");
+      fail(431, "The request head is over the limit of " + std::to_string(impl_->max_head) + " bytes.");
     } else if (ec == http::error::body_limit) {
       fail(413, too_large(impl_->max_body));
     } else if (ec == http::error::bad_version) {

@@ -126,6 +126,9 @@ TEST_F(HttpTest, RefusesTooLargeBodiesBeforeTheyCome) {
   ServerConfig config;
   config.max_body_bytes = 100 << 10;
   start(config);
+  expect_refused("GET /health HTTP/1.1\r\n\r\n", 400);
+  expect_refused("GET /health HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400);
+  expect_refused("POST /tokenize HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501);
   expect_refused("POST /tokenize HTTP/1.1\r\nHost: t\r\nContent-Length: 3000000000\r\n\r\n", 413);
   expect_refused("POST /tokenize HTTP/1.1\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: 102401\r\n\r\n",
                  413);
@@ -260,11 +263,11 @@ TEST_F(HttpTest, RoutesAndMethods) {
 TEST_F(HttpTest, RequestIdsAreEchoedCleanOrReplaced) {
   start();
   TestClient client(port());
-  client.send("GET /health HTTP/1.1\r\nX-Request-Id: abc-1\r\n\r\n");
+  client.send("GET /health HTTP/1.1\r\nHost: t\r\nX-Request-Id: abc-1\r\n\r\n");
   EXPECT_EQ(client.read_response().header("x-request-id"), "abc-1");
-  client.send("GET /health HTTP/1.1\r\nX-Request-Id: " + std::string(10000, 'x') + "\r\n\r\n");
+  client.send("GET /health HTTP/1.1\r\nHost: t\r\nX-Request-Id: " + std::string(10000, 'x') + "\r\n\r\n");
   EXPECT_EQ(client.read_response().header("x-request-id"), std::string(128, 'x'));
-  client.send("GET /health HTTP/1.1\r\nX-Request-Id: \xC3\xA9 b\r\n\r\n");
+  client.send("GET /health HTTP/1.1\r\nHost: t\r\nX-Request-Id: \xC3\xA9 b\r\n\r\n");
   EXPECT_THAT(client.read_response().header("x-request-id"), HasSubstr("req-"));
 }
 
@@ -313,9 +316,9 @@ TEST_F(HttpTest, MetricsAreCompleteAndBounded) {
   EXPECT_THAT(first.body, HasSubstr("sluice_http_generations_total{reason=\"client_disconnect\"}"));
   for (int i = 0; i < 50; ++i) {
     const std::string n = std::to_string(i);
-    client.send("GET /v1/x" + n + " HTTP/1.1\r\nX-Request-Id: r" + n + "\r\n\r\n");
+    client.send("GET /v1/x" + n + " HTTP/1.1\r\nHost: t\r\nX-Request-Id: r" + n + "\r\n\r\n");
     EXPECT_EQ(client.read_response().status, 404);
-    client.send("M" + n + " /y HTTP/1.1\r\n\r\n");
+    client.send("M" + n + " /y HTTP/1.1\r\nHost: t\r\n\r\n");
     EXPECT_EQ(client.read_response().status, 404);
     client.post("/v1/completions", R"({"model":"m)" + n + R"(","unknown)" + n + R"(":1,"prompt":"a"})");
   }
@@ -335,6 +338,10 @@ TEST_F(HttpTest, DrainsAndStops) {
   client.read_until("\"A\"");
   std::thread drainer([&] { server_->drain(now_ns() + 20'000'000'000); });
   EXPECT_TRUE(idle.at_end());
+  // Probes still get an answer, and it says that this server takes nothing more.
+  TestClient probe(port());
+  EXPECT_EQ(probe.get("/ready").status, 503);
+  EXPECT_TRUE(probe.at_end());
   model_.scripted.emit(0, model_.token("B", FinishReason::length));
   EXPECT_FALSE(client.read_until("[DONE]").empty());
   drainer.join();

@@ -127,7 +127,7 @@ class NetworkImpl final : public Network {
   int port() const override { return port_; }
   int connections() const override { return shared_->connections.load(); }
   int busy() const override { return shared_->busy.load(); }
-  void stop_accepting() override;
+  void drain() override;
   void shut_down_exchanges() override;
   void stop() override;
 
@@ -228,12 +228,10 @@ Status NetworkImpl::open(const ServerConfig& config, HttpHandler& handler) {
   return {};
 }
 
-void NetworkImpl::stop_accepting() {
+void NetworkImpl::drain() {
   shared_->draining.store(true);
   for (auto& loop : loops_) {
     asio::post(loop->context, [raw = loop.get()] {
-      boost::system::error_code ignored;
-      raw->acceptor.close(ignored);
       std::vector<std::shared_ptr<Connection>> all(raw->connections.begin(), raw->connections.end());
       for (const auto& c : all) c->drain();
     });

@@ -31,8 +31,9 @@ class Network {
   virtual int connections() const = 0;
   virtual int busy() const = 0;
 
-  // Closes the listening sockets and idle connections; others close after their answer.
-  virtual void stop_accepting() = 0;
+  // Closes idle connections; others, and new ones (which may still ask whether the server is ready), close after
+  // their answer.
+  virtual void drain() = 0;
   // Tells the listeners of what is still being answered that time is up.
   virtual void shut_down_exchanges() = 0;
   // Cuts what is left and joins the threads. Idempotent; the destructor does it too.

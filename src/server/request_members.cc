@@ -265,6 +265,8 @@ constexpr Refused kRefused[] = {
     {"verbosity", never},
     {"thinking", never},
     {"chat_template", never},
+    {"stop_regex", never},
+    {"detokenize", is_true},
     {"documents", is_empty},
     {"suffix", is_empty},
     {"use_beam_search", is_false},

@@ -30,7 +30,7 @@ class ServerImpl final : public Server {
     if (drained_ || !network_) return;
     drained_ = true;
     router_.set_draining();
-    network_->stop_accepting();
+    network_->drain();
     wait_idle(deadline);
     if (network_->busy() > 0) {
       LOG(warn, "{} requests are cut short by the shutdown", network_->busy());

@@ -183,8 +183,22 @@ void Tokenizer::Impl::push_unknown(std::string_view text, Scratch& s, std::vecto
   s.last_unknown = true;
 }
 
-Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Tokenizer::Tokenizer(std::unique_ptr<Impl> impl)
+    : impl_(std::move(impl)), longest_piece_(impl_->longest_piece()) {}
 Tokenizer::~Tokenizer() = default;
+
+size_t Tokenizer::Impl::longest_piece() const {
+  if (!normalizer_.empty()) return 0;
+  std::array<bool, 256> bytes{};
+  size_t longest = 0;
+  for (size_t id = 0; id < types_.size(); ++id) {
+    const std::string_view piece = pieces_[id];
+    longest = std::max(longest, piece.size());
+    if (piece.size() == 1) bytes[uint8_t(piece[0])] = true;
+  }
+  // With a token for every byte no text is unknown, or dropped.
+  return std::find(bytes.begin(), bytes.end(), false) == bytes.end() ? longest : 0;
+}
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::create(VocabularyData data) {
   auto impl = std::make_unique<Impl>();
@@ -197,6 +211,8 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special, 
   impl_->encode(text, add_special, parse_special, out);
   return out;
 }
+
+size_t Tokenizer::longest_piece() const { return longest_piece_; }
 
 std::string_view Tokenizer::piece(int32_t id, ControlText control) const {
   if (id < 0 || id >= size() || (control == ControlText::kHide && is_control(id))) return {};

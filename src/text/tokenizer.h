@@ -45,6 +45,10 @@ class Tokenizer {
   std::string decode(std::span<const int32_t> ids, ControlText control = ControlText::kHide) const;
 
   int32_t size() const;
+  // Bytes of text that one token can stand for at most, so that a text too long for a context is known without
+  // encoding it. 0: not known, as where a normalizer may shorten the text or a run of unknown text is one
+  // token.
+  size_t longest_piece() const;
   int32_t bos_id() const;  // -1: none
   int32_t eos_id() const;  // -1: none
   int32_t unk_id() const;
@@ -65,6 +69,7 @@ class Tokenizer {
   class Impl;
   explicit Tokenizer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
+  size_t longest_piece_;
 };
 
 }  // namespace sluice

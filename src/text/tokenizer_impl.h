@@ -23,6 +23,7 @@ inline bool ends_with_mark(std::string_view text) { return text.ends_with(kSpace
 
 class Tokenizer::Impl {
  public:
+  size_t longest_piece() const;  // see Tokenizer
   Status build(VocabularyData data);
   void encode(std::string_view text, bool add_special, bool parse_special, std::vector<int32_t>& out) const;
 

@@ -10,6 +10,7 @@ namespace sluice {
 
 ScriptedEngine::ScriptedEngine() {
   info_.context = 512;
+  info_.max_requests = 1024;
   info_.block_tokens = 16;
   info_.spec.context = 512;
 }
