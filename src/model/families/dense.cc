@@ -10,6 +10,9 @@ namespace {
 // Bounds of plausible models, far above any published one; products of two of them fit 64 bits.
 constexpr int kMaxLayers = 1024, kMaxHidden = 1 << 17, kMaxHeads = 1024, kMaxHeadDim = 1024, kMaxFfn = 1 << 20,
               kMaxVocab = 1 << 23, kMaxContext = 1 << 27;
+// Less context is of no use, and the engine's warm-up asks for some.
+constexpr int kMinContext = 16;
+constexpr double kMinEpsilon = 1e-12, kMaxEpsilon = 0.1;
 
 RopeSpec::Scaling scaling_of(Numbers& n, const std::string& key, const std::string& name) {
   if (name == "none" || name == "default") return RopeSpec::Scaling::none;
@@ -17,6 +20,18 @@ RopeSpec::Scaling scaling_of(Numbers& n, const std::string& key, const std::stri
   if (name == "llama3") return RopeSpec::Scaling::llama3;
   n.refuse(key, fmt::format("rope scaling {} is not supported (none, linear and llama3 are)", shown(name)));
   return RopeSpec::Scaling::none;
+}
+
+void read_scaling(Numbers& n, const std::string& section, RopeSpec& rope) {
+  const std::string type_key = section + (n.has(section + ".rope_type") ? ".rope_type" : ".type");
+  rope.scaling = scaling_of(n, type_key, n.text(type_key, "default"));
+  if (rope.scaling == RopeSpec::Scaling::none) return;
+  rope.factor = n.real(section + ".factor", 1e-3, 1e6);
+  if (rope.scaling == RopeSpec::Scaling::llama3) {
+    rope.low_freq_factor = n.real(section + ".low_freq_factor", 1e-3, 1e6);
+    rope.high_freq_factor = n.real(section + ".high_freq_factor", 1e-3, 1e6);
+    rope.original_context = n.integer(section + ".original_max_position_embeddings", 1, kMaxContext);
+  }
 }
 
 }  // namespace
@@ -31,8 +46,8 @@ void read_gguf_sizes(const GgufFile& file, Numbers& n, ModelSpec& spec) {
   if (n.integer("attention.value_length", 1, kMaxHeadDim, spec.head_dim) != spec.head_dim) {
     n.refuse("attention.value_length", "values as wide as keys are expected");
   }
-  spec.context = n.integer("context_length", 1, kMaxContext);
-  spec.norm_eps = n.real("attention.layer_norm_rms_epsilon", 0, 0.1);
+  spec.context = n.integer("context_length", kMinContext, kMaxContext);
+  spec.norm_eps = n.real("attention.layer_norm_rms_epsilon", kMinEpsilon, kMaxEpsilon);
   spec.window = n.integer("attention.sliding_window", 0, kMaxContext, 0);
   if (n.integer("expert_count", 0, 1 << 20, 0) > 0) {
     n.refuse("expert_count", "mixtures of experts are not supported yet");
@@ -68,8 +83,8 @@ void read_config_sizes(Numbers& n, const ConfigDefaults& d, ModelSpec& spec) {
   spec.kv_heads = n.integer("num_key_value_heads", 1, kMaxHeads, d.kv_heads ? d.kv_heads : spec.heads);
   spec.head_dim = n.integer("head_dim", 1, kMaxHeadDim, d.head_dim ? d.head_dim : spec.hidden / spec.heads);
   spec.vocab = n.integer("vocab_size", 1, kMaxVocab, or_required(d.vocab));
-  spec.context = n.integer("max_position_embeddings", 1, kMaxContext, or_required(d.context));
-  spec.norm_eps = n.real("rms_norm_eps", 0, 0.1, d.norm_eps);
+  spec.context = n.integer("max_position_embeddings", kMinContext, kMaxContext, or_required(d.context));
+  spec.norm_eps = n.real("rms_norm_eps", kMinEpsilon, kMaxEpsilon, d.norm_eps);
   if (n.real("partial_rotary_factor", 0, 1, 1.f) != 1) {
     n.refuse("partial_rotary_factor", "heads that rotate in part are not supported");
   }
@@ -82,21 +97,18 @@ void read_config_sizes(Numbers& n, const ConfigDefaults& d, ModelSpec& spec) {
 
 RopeSpec read_config_rope(Numbers& n, const std::string& section, const std::string& base_key,
                           const std::string& scaling_section, float default_base) {
-  const bool newer = n.has(section);
-  const std::string scaling = newer ? section : scaling_section;
+  const bool newer = n.section(section);
   RopeSpec rope;
-  rope.base = n.real(newer ? section + ".rope_theta" : base_key, 1, 1e12, default_base);
-  if (!n.has(scaling)) return rope;
-  const std::string type_key = scaling + (n.has(scaling + ".rope_type") ? ".rope_type" : ".type");
-  rope.scaling = scaling_of(n, type_key, n.text(type_key, "default"));
-  if (rope.scaling == RopeSpec::Scaling::none) return rope;
-  rope.factor = n.real(scaling + ".factor", 1e-3, 1e6);
-  if (rope.scaling == RopeSpec::Scaling::llama3) {
-    rope.low_freq_factor = n.real(scaling + ".low_freq_factor", 1e-3, 1e6);
-    rope.high_freq_factor = n.real(scaling + ".high_freq_factor", 1e-3, 1e6);
-    rope.original_context = n.integer(scaling + ".original_max_position_embeddings", 1, kMaxContext);
-  }
-  return rope;
+  rope.base = base_key.empty() ? default_base : n.real(base_key, 1, 1e12, default_base);
+  if (newer) rope.base = n.real(section + ".rope_theta", 1, 1e12, rope.base);
+  if (newer) read_scaling(n, section, rope);
+  if (scaling_section.empty() || !n.section(scaling_section)) return rope;
+  RopeSpec older = rope;
+  older.scaling = RopeSpec::Scaling::none, older.factor = 1;
+  read_scaling(n, scaling_section, older);
+  if (newer && (older.scaling != rope.scaling || older.factor != rope.factor))
+    n.refuse(scaling_section, fmt::format("contradicts {}; remove one of the two", shown(section)));
+  return older;
 }
 
 bool read_layer_types(Numbers& n, ModelSpec& spec) {

@@ -162,6 +162,21 @@ TEST(Families, RefusedByKey) {
               HasSubstr("'num_hidden_layers': 1000000000"));
   EXPECT_THAT(error_of(from_config(kLlama, R"({"num_hidden_layers": "4"})")), HasSubstr("must be a number"));
   EXPECT_THAT(error_of(from_config(kLlama, R"({"num_hidden_layers": 2.5})")), HasSubstr("whole number"));
+  for (
+      const char* rope :
+      {R"(, "rope_parameters": "x")", R"(, "rope_parameters": [])", R"(, "rope_scaling": 3)",
+       R"(, "rope_scaling": [{"factor": 2}])",
+       R"(, "rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "yarn", "factor": 4})",
+       R"(, "rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "linear", "factor": 4})"})
+    EXPECT_THAT(error_of(from_config(kLlama, config(rope))), HasSubstr("key 'rope_")) << rope;
+  EXPECT_EQ(error_of(from_config(kLlama, config(R"(, "rope_parameters": null, "rope_scaling": null)"))), "");
+  const auto changed = [](std::string from, std::string to) {
+    std::string text = config("");
+    return error_of(from_config(kLlama, text.replace(text.find(from), from.size(), to)));
+  };
+  EXPECT_THAT(changed("s\": 256", "s\": 1"), HasSubstr("'max_position_embeddings': 1 is not within 16"));
+  EXPECT_THAT(changed("s\": 256", "s\": [99, 99]"), HasSubstr("'max_position_embeddings': must be a number"));
+  EXPECT_THAT(changed("1e-6", "0"), HasSubstr("'rms_norm_eps': 0 is not within"));
   EXPECT_THAT(error_of(from_config(kLlama, "[1]")), HasSubstr("JSON object"));
   EXPECT_THAT(error_of(from_config(kLlama, "{")), HasSubstr("not valid JSON"));
   EXPECT_THAT(error_of(from_config(kGemma3, config(R"(, "layer_types": ["full_attention"])"))),

@@ -16,9 +16,23 @@ void Numbers::refuse(std::string_view key, const std::string& why) {
   complain(ErrorCode::kUnsupported, key, why);
 }
 
+bool Numbers::section(std::string_view key) {
+  if (!has(key)) return false;
+  if (!values_.is_section(full(key))) complain(ErrorCode::kCorrupt, key, "must be an object, or null");
+  return values_.is_section(full(key));
+}
+
+namespace {
+
+bool may_differ_by_layer(std::string_view key) {
+  return key == "attention.head_count" || key == "attention.head_count_kv" || key == "feed_forward_length";
+}
+
+}  // namespace
+
 std::optional<double> Numbers::value(std::string_view key, double low, double high, bool required) {
   std::optional<double> v = values_.number(full(key));
-  if (!v) {
+  if (!v && may_differ_by_layer(key)) {
     const std::vector<double> each = values_.numbers(full(key));
     for (double x : each) {
       if (x != each[0]) {

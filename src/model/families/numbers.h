@@ -21,7 +21,9 @@ class Numbers {
       : values_(values), path_(std::move(path)), prefix_(std::move(prefix)) {}
 
   bool has(std::string_view key) const { return values_.has(full(key)); }
-  // An array of equal numbers counts as that number (some writers repeat it for each layer).
+  // Whether the key is there and holds keys of its own. Anything else that stands there is a complaint.
+  bool section(std::string_view key);
+  // GGUF may repeat some numbers for each layer: an array of equal ones counts as that number there.
   int integer(std::string_view key, int low, int high, std::optional<int> fallback = {});
   float real(std::string_view key, double low, double high, std::optional<float> fallback = {});
   bool flag(std::string_view key, bool fallback);

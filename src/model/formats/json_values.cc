@@ -25,39 +25,41 @@ struct JsonFlattener {
         if (Status s = object(field.value.get_object().value_unsafe(), key + "."); !s) return s;
         continue;
       }
+      if (field.value.is_null()) continue;
       JsonValues::Value value;
-      if (!convert(field.value, value)) continue;
+      convert(field.value, value);
       if (out.objects_.contains(key) || !out.values_.emplace(key, std::move(value)).second) return twice(key);
     }
     return {};
   }
 
-  static bool convert(const dom::element& e, JsonValues::Value& value) {
+  static void convert(const dom::element& e, JsonValues::Value& value) {
     switch (e.type()) {
       case dom::element_type::INT64:
         value = double(e.get_int64().value_unsafe());
-        return true;
+        return;
       case dom::element_type::UINT64:
         value = double(e.get_uint64().value_unsafe());
-        return true;
+        return;
       case dom::element_type::DOUBLE:
         value = e.get_double().value_unsafe();
-        return true;
+        return;
       case dom::element_type::BOOL:
         value = e.get_bool().value_unsafe();
-        return true;
+        return;
       case dom::element_type::STRING:
         value = std::string(e.get_string().value_unsafe());
-        return true;
+        return;
       case dom::element_type::ARRAY:
-        return convert_array(e.get_array().value_unsafe(), value);
+        convert_array(e.get_array().value_unsafe(), value);
+        return;
       default:
-        return false;
+        return;
     }
   }
 
   // All strings, or all numbers and bools; anything else is no value that a model's numbers come from.
-  static bool convert_array(const dom::array& a, JsonValues::Value& value) {
+  static void convert_array(const dom::array& a, JsonValues::Value& value) {
     std::vector<double> numbers;
     std::vector<std::string> strings;
     for (const dom::element e : a) {
@@ -68,17 +70,35 @@ struct JsonFlattener {
       } else if (double number; e.get(number) == simdjson::SUCCESS) {
         numbers.push_back(number);
       } else {
-        return false;
+        return;
       }
     }
-    if (!strings.empty() && !numbers.empty()) return false;
+    if (!strings.empty() && !numbers.empty()) return;
     if (strings.empty())
       value = std::move(numbers);
     else
       value = std::move(strings);
-    return true;
   }
 };
+
+const char* json_error_words(int error) {
+  switch (error) {
+    case simdjson::EMPTY:
+      return "it is empty";
+    case simdjson::UTF8_ERROR:
+      return "it is not UTF-8";
+    case simdjson::DEPTH_ERROR:
+      return "it is nested too deeply";
+    case simdjson::NUMBER_ERROR:
+      return "a number is malformed";
+    case simdjson::STRING_ERROR:
+    case simdjson::UNCLOSED_STRING:
+    case simdjson::UNESCAPED_CHARS:
+      return "a string is malformed or has no end";
+    default:
+      return "a bracket, comma, quote or value is missing or misplaced";
+  }
+}
 
 Result<JsonValues> JsonValues::parse(std::string_view text, const std::string& path) {
   constexpr size_t kMaxDepth = 64;
@@ -89,7 +109,7 @@ Result<JsonValues> JsonValues::parse(std::string_view text, const std::string& p
   const simdjson::padded_string padded(text);
   dom::element root;
   if (const auto e = parser.parse(padded).get(root)) {
-    return Error{ErrorCode::kCorrupt, fmt::format("{}: not valid JSON: {}", path, simdjson::error_message(e))};
+    return Error{ErrorCode::kCorrupt, fmt::format("{}: not valid JSON: {}", path, json_error_words(e))};
   }
   dom::object object;
   if (root.get(object) != simdjson::SUCCESS) {

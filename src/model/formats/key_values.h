@@ -16,6 +16,8 @@ class KeyValues {
  public:
   virtual ~KeyValues() = default;
   virtual bool has(std::string_view key) const = 0;
+  // Whether the key holds keys of its own, as an object in JSON does.
+  virtual bool is_section(std::string_view) const { return false; }
   virtual std::optional<double> number(std::string_view key) const = 0;
   virtual std::optional<bool> boolean(std::string_view key) const = 0;
   virtual std::optional<std::string_view> string(std::string_view key) const = 0;

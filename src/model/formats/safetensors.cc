@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "model/formats/folder.h"
+#include "model/formats/json_values.h"
 #include "model/formats/shown.h"
 
 namespace sluice {
@@ -60,7 +61,7 @@ class HeaderParser {
     const simdjson::padded_string padded(reinterpret_cast<const char*>(bytes_.data()) + 8, length);
     dom::object header;
     if (const auto e = parser.parse(padded).get(header)) {
-      return damaged(fmt::format("its header is no JSON object: {}", simdjson::error_message(e)));
+      return damaged(fmt::format("its header is no JSON object: {}", json_error_words(e)));
     }
     for (const dom::key_value_pair& field : header) {
       if (field.key == "__metadata__") continue;
@@ -167,7 +168,7 @@ Result<std::map<std::string, std::string>> parse_index(const std::string& text, 
   const simdjson::padded_string padded(text);
   dom::object map;
   if (const auto e = parser.parse(padded)["weight_map"].get(map)) {
-    return fail(fmt::format("no object \"weight_map\" in it: {}", simdjson::error_message(e)));
+    return fail(fmt::format("no object \"weight_map\" in it: {}", json_error_words(e)));
   }
   std::map<std::string, std::string> out;
   for (const dom::key_value_pair& field : map) {
