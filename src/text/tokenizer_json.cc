@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "text/pre_tokenizer.h"
 
@@ -39,15 +40,43 @@ bool member(element e, const char* key, element& out) {
   return e[key].get(out) == simdjson::SUCCESS && !out.is_null();
 }
 
+const char* in_words(simdjson::error_code error) {
+  switch (error) {
+    case simdjson::EMPTY:
+      return "it is empty";
+    case simdjson::UTF8_ERROR:
+      return "it is not UTF-8";
+    case simdjson::DEPTH_ERROR:
+      return "it is nested too deeply";
+    case simdjson::NUMBER_ERROR:
+      return "a number is malformed";
+    case simdjson::STRING_ERROR:
+    case simdjson::UNCLOSED_STRING:
+    case simdjson::UNESCAPED_CHARS:
+      return "a string is malformed or has no end";
+    default:
+      return "a bracket, comma, quote or value is missing or misplaced";
+  }
+}
+
 Result<element> parse(simdjson::dom::parser& parser, std::string_view json, const char* what) {
   if (json.size() > kMaxFileBytes)
     return Error{ErrorCode::kTooLarge, fmt::format("{} of {} bytes", what, json.size())};
   element root;
   if (const auto error = parser.parse(json.data(), json.size()).get(root); error != simdjson::SUCCESS) {
-    return Error{ErrorCode::kCorrupt, fmt::format("{}: {}", what, simdjson::error_message(error))};
+    return Error{ErrorCode::kCorrupt, fmt::format("{}: not valid JSON: {}", what, in_words(error))};
   }
   if (!root.is_object()) return Error{ErrorCode::kCorrupt, fmt::format("{}: not an object", what)};
   return root;
+}
+
+// For messages of one line.
+std::string printable(std::string_view text) {
+  std::string out(text.substr(0, 40));
+  while (out.size() < text.size() && !out.empty() && uint8_t(out.back()) >= 0x80) out.pop_back();
+  std::replace_if(
+      out.begin(), out.end(), [](char c) { return uint8_t(c) < 0x20 || c == 0x7f; }, '?');
+  return out;
 }
 
 std::string escaped_regex(std::string_view literal) {
@@ -75,6 +104,8 @@ class Reader {
   Status read_bpe(element model);
   Status read_unigram(element model);
   Status read_merges(element model);
+  Status check_merges(object vocab) const;
+  bool taken(int64_t id) const;
   Status read_added(element root);
   Status read_normalizer(element e, int depth);
   Status read_replace(element e);
@@ -101,24 +132,50 @@ Status Reader::place(int64_t id, std::string_view text, TokenType type) {
   return {};
 }
 
+bool Reader::taken(int64_t id) const {
+  return id >= 0 && size_t(id) < data_.types.size() && data_.types[size_t(id)] != TokenType::kUnused;
+}
+
 Status Reader::read_bpe(element model) {
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     if (!text_of(model, key).empty()) return unsupported(fmt::format("BPE with {}", key));
   }
   object vocab;
   if (model["vocab"].get(vocab) != simdjson::SUCCESS) return corrupt("model.vocab is not an object");
+  if (vocab.size() == 0) return corrupt("model.vocab is empty");
   data_.byte_fallback = flag_of(model, "byte_fallback");
   const std::string_view unknown = text_of(model, "unk_token");
   for (const auto [text, id_element] : vocab) {
     int64_t id;
     if (id_element.get(id) != simdjson::SUCCESS) return corrupt("a token id is not a number");
+    if (taken(id)) return corrupt(fmt::format("model.vocab: two tokens have the id {}", id));
     const bool byte = data_.byte_fallback && is_byte_token(text);
     if (Status s = place(id, text, byte ? TokenType::kByte : TokenType::kNormal); !s) return s;
     if (!unknown.empty() && text == unknown) data_.unk_id = int32_t(id);
   }
   data_.fuse_unknown = flag_of(model, "fuse_unk");
   data_.ignore_merges = flag_of(model, "ignore_merges");
-  return read_merges(model);
+  if (Status s = read_merges(model); !s) return s;
+  return check_merges(vocab);
+}
+
+// A merge that could never happen means that vocabulary and merges are of two models.
+Status Reader::check_merges(object vocab) const {
+  std::unordered_set<std::string_view> known;
+  known.reserve(vocab.size());
+  for (const auto field : vocab) known.insert(field.key);
+  std::string joined;
+  for (const std::string& merge : data_.merges) {
+    const size_t gap = merge.find(' ', 1);
+    if (gap == merge.npos) return corrupt("model.merges: a merge without a space");
+    const std::string_view left = std::string_view(merge).substr(0, gap),
+                           right = std::string_view(merge).substr(gap + 1);
+    joined.assign(left).append(right);
+    for (const std::string_view piece : {left, right, std::string_view(joined)})
+      if (!known.contains(piece))
+        return corrupt(fmt::format("model.merges: '{}' is not in model.vocab", printable(piece)));
+  }
+  return {};
 }
 
 Status Reader::read_merges(element model) {
@@ -147,6 +204,7 @@ Status Reader::read_unigram(element model) {
   data_.kind = VocabularyKind::kUnigram;
   array vocab;
   if (model["vocab"].get(vocab) != simdjson::SUCCESS) return corrupt("model.vocab is not an array");
+  if (vocab.size() == 0) return corrupt("model.vocab is empty");
   data_.byte_fallback = flag_of(model, "byte_fallback");
   data_.fuse_unknown = true;
   int64_t unknown = -1;
@@ -180,10 +238,13 @@ Status Reader::read_model(element model) {
 Status Reader::read_added(element root) {
   array added;
   if (root["added_tokens"].get(added) != simdjson::SUCCESS) return {};
+  std::unordered_set<int64_t> ids;
   for (const element token : added) {
     int64_t id;
     std::string_view text = text_of(token, "content");
     if (!integer_of(token, "id", id) || text.empty()) return corrupt("an added token without id or content");
+    // One that renames a token of model.vocab is usual in fine-tuned models.
+    if (!ids.insert(id).second) return corrupt(fmt::format("added_tokens: two tokens have the id {}", id));
     // Byte tokens are sometimes listed here too; they stay what bytes fall back to.
     const TokenType type = data_.byte_fallback && is_byte_token(text) ? TokenType::kByte
                            : flag_of(token, "special")                ? TokenType::kControl
@@ -454,19 +515,19 @@ Status apply_generation_config(std::string_view json, VocabularyData& data) {
   simdjson::dom::parser parser;
   Result<element> root = parse(parser, json, "generation_config.json");
   if (!root) return root.error();
-  auto add = [&data](element e) {
+  auto add = [&data](element e) -> Status {
     int64_t id;
-    if (e.get(id) == simdjson::SUCCESS && id >= 0 && id <= kMaxTokenId)
-      data.end_of_generation_ids.push_back(int32_t(id));
+    if (e.get(id) != simdjson::SUCCESS || id < 0 || id > kMaxTokenId)
+      return Error{ErrorCode::kCorrupt, "key 'eos_token_id': must be a token id, a list of them, or null"};
+    data.end_of_generation_ids.push_back(int32_t(id));
+    return {};
   };
   element ids;
   if (!member(*root, "eos_token_id", ids)) return {};
   array several;
-  if (ids.get(several) != simdjson::SUCCESS) {
-    add(ids);
-  } else {
-    for (const element id : several) add(id);
-  }
+  if (ids.get(several) != simdjson::SUCCESS) return add(ids);
+  for (const element id : several)
+    if (Status s = add(id); !s) return s;
   return {};
 }
 

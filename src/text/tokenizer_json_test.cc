@@ -72,7 +72,13 @@ TEST(TokenizerJson, ConfigFiles) {
   EXPECT_EQ(data.add_eos, true);
   ASSERT_TRUE(apply_generation_config(R"({"eos_token_id":[1,7]})", data).ok());
   ASSERT_TRUE(apply_generation_config(R"({"eos_token_id":9})", data).ok());
-  ASSERT_TRUE(apply_generation_config(R"({"eos_token_id":-4})", data).ok());
+  ASSERT_TRUE(apply_generation_config(R"({"eos_token_id":null})", data).ok());
+  for (const char* wrong : {"-4", "\"1\"", "1.5", "true", "[1,\"2\"]", "99999999999", "{}"}) {
+    VocabularyData scratch;
+    const Status status = apply_generation_config(std::string(R"({"eos_token_id":)") + wrong + "}", scratch);
+    ASSERT_FALSE(status.ok()) << wrong;
+    EXPECT_THAT(status.error().message, HasSubstr("'eos_token_id'"));
+  }
   EXPECT_EQ(data.end_of_generation_ids, (std::vector<int32_t>{1, 7, 9}));
   EXPECT_FALSE(apply_tokenizer_config("[]", data).ok());
   EXPECT_EQ(*chat_template_from_config("{}"), "");
@@ -85,7 +91,7 @@ TEST(TokenizerJson, ConfigFiles) {
 
 TEST(TokenizerJson, BadFilesAreErrors) {
   const std::pair<const char*, const char*> cases[] = {
-      {"", "tokenizer.json"},
+      {"", "tokenizer.json: not valid JSON: it is empty"},
       {"[]", "not an object"},
       {"{}", "no model"},
       {R"({"model":{"type":"WordPiece"}})", "model type 'WordPiece'"},
@@ -93,6 +99,13 @@ TEST(TokenizerJson, BadFilesAreErrors) {
       {R"({"model":{"type":"BPE","vocab":{"a":"b"},"merges":[]}})", "not a number"},
       {R"({"model":{"type":"BPE","vocab":{"a":-1},"merges":[]}})", "token id -1"},
       {R"({"model":{"type":"BPE","vocab":{"a":99999999},"merges":[]}})", "token id 99999999"},
+      {R"({"model":{"type":"BPE","vocab":{},"merges":[]}})", "model.vocab is empty"},
+      {R"({"model":{"type":"Unigram","vocab":[]}})", "model.vocab is empty"},
+      {R"({"model":{"type":"BPE","vocab":{"a":0,"b":0},"merges":[]}})", "two tokens have the id 0"},
+      {R"({"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"added_tokens":[{"id":1,"content":"x"},{"id":1,"content":"y"}]})",
+       "two tokens have the id 1"},
+      {R"({"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":["a b"]}})", "'ab' is not in model.vocab"},
+      {R"({"model":{"type":"BPE","vocab":{"a":0,"aq":1},"merges":[["a","q"]]}})", "'q' is not in model.vocab"},
       {R"({"model":{"type":"BPE","vocab":{"a":0}}})", "merges"},
       {R"({"model":{"type":"BPE","vocab":{"a":0},"merges":[1]}})", "neither text nor a pair"},
       {R"({"model":{"type":"BPE","vocab":{"a":0},"merges":[["a"]]}})", "neither text nor a pair"},
