@@ -16,12 +16,32 @@ Error broken(const GgufFile& file, std::string_view key, std::string_view what) 
   return {ErrorCode::kCorrupt, fmt::format("{}: {}: {}", file.path(), key_of(key), what)};
 }
 
-// An id, or -1 where the key is absent or no id at all (files use 2^32 - 1 for "none").
-int32_t id_of(const GgufFile& file, std::string_view name) {
+// An id, or -1 where the key is absent. Files say 2^32 - 1 for "none" where a token is not needed; the end of a
+// text is.
+Status read_id(const GgufFile& file, std::string_view name, size_t count, bool may_be_none, int32_t& id) {
+  id = -1;
+  if (!file.has(key_of(name))) return {};
   const double value = file.number(key_of(name)).value_or(-1);
-  return value >= 0 && value <= std::numeric_limits<int32_t>::max() && value == std::floor(value)
-             ? int32_t(value)
-             : -1;
+  if (may_be_none && value == double(std::numeric_limits<uint32_t>::max())) return {};
+  if (!(value >= 0 && value < double(count) && value == std::floor(value)))
+    return broken(file, name,
+                  fmt::format("must be one of the file's {} tokens; correct or remove the key", count));
+  id = int32_t(value);
+  return {};
+}
+
+Status read_ids(const GgufFile& file, VocabularyData& v) {
+  const size_t count = v.tokens.size();
+  int32_t eom = -1;
+  Status read = read_id(file, "bos_token_id", count, true, v.bos_id);
+  if (read) read = read_id(file, "eos_token_id", count, false, v.eos_id);
+  if (read) read = read_id(file, "eot_token_id", count, true, v.eot_id);
+  if (read) read = read_id(file, "unknown_token_id", count, true, v.unk_id);
+  // Padding is never asked for, and published files name one beyond their tokens.
+  if (!read_id(file, "padding_token_id", count, true, v.pad_id)) v.pad_id = -1;
+  if (read) read = read_id(file, "eom_token_id", count, true, eom);
+  if (eom >= 0) v.end_of_generation_ids.push_back(eom);
+  return read;
 }
 
 Result<VocabularyKind> kind_of(const GgufFile& file) {
@@ -63,13 +83,7 @@ Result<VocabularyData> gguf_vocabulary(const GgufFile& file) {
   if (Status read = read_lists(file, v); !read) return std::move(read).error();
   v.pre = std::string(file.string(key_of("pre")).value_or("default"));
 
-  v.bos_id = id_of(file, "bos_token_id");
-  v.eos_id = id_of(file, "eos_token_id");
-  v.eot_id = id_of(file, "eot_token_id");
-  v.unk_id = id_of(file, "unknown_token_id");
-  v.pad_id = id_of(file, "padding_token_id");
-  if (const int32_t eom = id_of(file, "eom_token_id"); eom >= 0) v.end_of_generation_ids.push_back(eom);
-
+  if (Status read = read_ids(file, v); !read) return std::move(read).error();
   v.add_bos = file.boolean(key_of("add_bos_token"));
   v.add_eos = file.boolean(key_of("add_eos_token"));
   v.add_space_prefix = file.boolean(key_of("add_space_prefix"));

@@ -35,25 +35,33 @@ Result<KvSize> size_kv(const KvWish& wish) {
   KvSize size{layout, int(blocks), {}};
   size.layout.max_length = blocks >= one_longest ? layout.max_length : longest_context(layout, blocks);
   if (size.layout.max_length < std::min(kMinContext, layout.max_length)) {
+    const int least = std::min(kMinContext, layout.max_length);
     return Error{
         ErrorCode::kResourceExhausted,
-        fmt::format("{:.1f} MiB for keys and values are not enough for a context of {} tokens; {:.1f} MiB are "
-                    "({} free: use a smaller model or set kv_bytes)",
-                    mib(blocks * wish.block_bytes), kMinContext,
-                    mib(size_t(layout.peak_blocks(kMinContext)) * wish.block_bytes),
-                    fmt::format("{:.1f} MiB", mib(wish.free_bytes))),
+        fmt::format(
+            "{:.1f} MiB for keys and values are not enough for a context of {} tokens, which takes {:.1f} "
+            "MiB{}",
+            mib(wish.kv_bytes ? wish.kv_bytes : wish.free_bytes / 2), least,
+            mib(size_t(layout.peak_blocks(least)) * wish.block_bytes),
+            wish.kv_bytes ? "; give more, or 0 to have it chosen from the free memory"
+                          : fmt::format(" ({:.1f} MiB are free, half of it may be used): use a smaller "
+                                        "model or free some memory",
+                                        mib(wish.free_bytes))),
         "kv_bytes"};
   }
   const char* decided = wish.kv_bytes         ? "as configured"
                         : blocks < wanted     ? "half of the free memory"
                         : one_longest >= many ? "one request of the whole context"
                                               : "all sequences at a moderate length";
-  size.reason =
-      fmt::format("{} blocks of {} tokens, {:.0f} MiB ({}); context {}{}", blocks, layout.block_tokens,
-                  mib(blocks * wish.block_bytes), decided, size.layout.max_length,
-                  size.layout.max_length < layout.max_length
-                      ? fmt::format(", shrunk from {} for lack of memory", layout.max_length)
-                      : "");
+  size.reason = fmt::format("{} blocks of {} tokens, {:.0f} MiB ({}{}); context {}{}", blocks,
+                            layout.block_tokens, mib(blocks * wish.block_bytes), decided,
+                            blocks * wish.block_bytes > wish.free_bytes
+                                ? fmt::format("; more than the {:.0f} MiB that are free", mib(wish.free_bytes))
+                                : "",
+                            size.layout.max_length,
+                            size.layout.max_length < layout.max_length
+                                ? fmt::format(", shrunk from {} for lack of memory", layout.max_length)
+                                : "");
   return size;
 }
 

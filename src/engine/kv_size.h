@@ -30,6 +30,7 @@ struct KvSize {
 Result<KvSize> size_kv(const KvWish& wish);
 
 inline constexpr int kModerateContext = 2048;  // tokens per sequence that the choice reckons with
-inline constexpr int kMinContext = 64;
+inline constexpr int kMinContext = 64;         // what a lack of memory may shrink it to
+inline constexpr int kLeastContext = 16;       // what may be asked for
 
 }  // namespace sluice

@@ -38,6 +38,11 @@ TEST(KvSize, WhatTheUserSetsIsTaken) {
   KvWish w = wish(8192, 10);
   w.kv_bytes = 700 * 1000 + 999;
   EXPECT_EQ(size_kv(w)->blocks, 700);
+  EXPECT_NE(size_kv(w)->reason.find("more than the 0 MiB that are free"), std::string::npos);
+  w.kv_bytes = 1;
+  const auto one = size_kv(w);
+  ASSERT_FALSE(one.ok());
+  EXPECT_NE(one.error().message.find("give more, or 0"), std::string::npos) << one.error().message;
 }
 
 TEST(KvSize, OneSequenceOfTheContextAlwaysFits) {

@@ -42,12 +42,31 @@ Status check_config(const EngineConfig& c) {
                                     {c.block_tokens, "block_tokens"},
                                     {c.logit_rows, "logit_rows"}})
     if (Status ok = positive(value, name); !ok) return ok;
-  if (c.max_context < 0)
-    return Error{ErrorCode::kInvalidArgument, "max_context must not be negative", "max_context"};
+  if (c.max_context != 0 && c.max_context < kLeastContext)
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("max_context must be 0 or at least {}, not {}", kLeastContext, c.max_context),
+                 "max_context"};
   return {};
 }
 
 }  // namespace
+
+Result<std::unique_ptr<Backend>> make_backend(const std::string& device, const CpuOptions& cpu) {
+  if (device == "auto" || device == "cpu") return make_cpu_backend(cpu);
+  if (device == "ref") return make_ref_backend();
+  if (device.starts_with("cuda"))
+    return Error{ErrorCode::kUnsupported, "this build has no CUDA device; use --device cpu", "device"};
+  return Error{ErrorCode::kInvalidArgument,
+               fmt::format("unknown device \"{}\"; it is auto, cpu or cuda[:N]", device), "device"};
+}
+
+Status check_context(const EngineConfig& config, const ModelSpec& spec, const std::string& path) {
+  if (config.max_context <= spec.context) return {};
+  return Error{ErrorCode::kInvalidArgument,
+               fmt::format("max_context (--ctx) of {} tokens is more than the {} that {} was made for; give at "
+                           "most {}",
+                           config.max_context, spec.context, path, spec.context)};
+}
 
 KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backend, size_t free_bytes) {
   const LayerGroups groups = layer_groups(spec);

@@ -27,6 +27,12 @@ struct EngineModel {
 // shows it.
 KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backend, size_t free_bytes);
 
+// "auto", "cpu", "ref" or "cuda[:N]"; what this build lacks is an error that says so.
+Result<std::unique_ptr<Backend>> make_backend(const std::string& device, const CpuOptions& cpu);
+
+// Refuses a max_context that is too short to be of use or longer than the model's. `path` serves messages.
+Status check_context(const EngineConfig& config, const ModelSpec& spec, const std::string& path);
+
 // Allocates activations and the block pool, computes a warm-up prompt, starts the threads. Errors: not enough
 // memory for one sequence, settings that contradict each other (named).
 Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const EngineConfig& config);

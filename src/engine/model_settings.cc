@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
+#include <algorithm>
 
 #include "base/mapped_file.h"
 #include "engine/gguf_vocabulary.h"
@@ -23,15 +23,32 @@ Result<std::optional<std::string>> optional_file(const Checkpoint& checkpoint, c
   return std::move(text).error();
 }
 
+// The text room's readers name their file; that name is not said twice.
 Error in_file(const Checkpoint& checkpoint, const char* name, Error error) {
+  const std::string named = fmt::format("{}: ", name);
+  if (error.message.starts_with(named)) error.message.erase(0, named.size());
   error.message = fmt::format("{}/{}: {}", checkpoint.path(), name, error.message);
   return error;
 }
 
+struct Bounds {
+  double low, high;
+  const char* words;
+};
+
+// Null is as good as absent; anything else must be a number that sampling can work with.
 template <typename T>
-void read_number(const KeyValues& from, std::string_view key, std::optional<T>& to) {
+Status read_number(const KeyValues& from, const std::string& path, std::string_view key, const Bounds& bounds,
+                   std::optional<T>& to) {
+  if (!from.has(key)) return {};
   const auto value = from.number(key);
-  if (value && std::isfinite(*value) && std::abs(*value) < 1e9) to = T(*value);
+  const bool good = value && *value >= bounds.low && *value <= bounds.high &&
+                    double(T(*value)) - *value < 1e-3 && *value - double(T(*value)) < 1e-3;
+  if (!good)
+    return Error{ErrorCode::kCorrupt, fmt::format("{}: key '{}': must be {}, or null; correct it or remove it",
+                                                  path, key, bounds.words)};
+  to = T(*value);
+  return {};
 }
 
 Status read_template_file(const std::string& path, ModelSettings& settings) {
@@ -70,15 +87,38 @@ Status read_folder_settings(const Checkpoint& checkpoint, ModelSettings& setting
   return {};
 }
 
-// Ids that end a text: generation_config.json's, or where there is none config.json's.
+// Ids that end a text: generation_config.json's, or where there is none config.json's. Both must make sense.
 Status add_end_ids(const Checkpoint& checkpoint, VocabularyData& vocabulary) {
+  const int rows = checkpoint.spec().vocab;
   for (const char* name : {"generation_config.json", "config.json"}) {
     auto text = optional_file(checkpoint, name);
     if (!text) return std::move(text).error();
     if (!*text) continue;
-    if (Status applied = apply_generation_config(**text, vocabulary); !applied)
+    VocabularyData found;
+    if (Status applied = apply_generation_config(**text, found); !applied)
       return in_file(checkpoint, name, std::move(applied).error());
-    if (!vocabulary.end_of_generation_ids.empty()) break;
+    for (const int32_t id : found.end_of_generation_ids)
+      if (id >= rows)
+        return in_file(checkpoint, name,
+                       {ErrorCode::kCorrupt,
+                        fmt::format("key 'eos_token_id': {} is not one of the model's {} tokens", id, rows)});
+    if (vocabulary.end_of_generation_ids.empty())
+      vocabulary.end_of_generation_ids = std::move(found.end_of_generation_ids);
+  }
+  return {};
+}
+
+// Some models' tokenizers have a few added tokens beyond the embedding (Gemma 3's text models: the image token,
+// which text never needs). Others beyond it, or a gap before them, mean files of two models.
+Status check_size(const VocabularyData& v, const Checkpoint& checkpoint) {
+  const size_t rows = size_t(checkpoint.spec().vocab);
+  for (size_t id = rows; id < v.tokens.size(); ++id) {
+    const TokenType type = v.types.empty() ? TokenType::kNormal : v.types[id];
+    if (type == TokenType::kControl || type == TokenType::kUserDefined) continue;
+    return Error{ErrorCode::kCorrupt,
+                 fmt::format("the tokenizer has ids up to {}, but the model only {} tokens: they do not belong "
+                             "together; use the tokenizer files that the model was published with",
+                             v.tokens.size() - 1, rows)};
   }
   return {};
 }
@@ -89,6 +129,8 @@ Result<VocabularyData> folder_vocabulary(const Checkpoint& checkpoint) {
   if (*json) {
     auto vocabulary = vocabulary_from_tokenizer_json(**json);
     if (!vocabulary) return in_file(checkpoint, "tokenizer.json", std::move(vocabulary).error());
+    if (Status fits = check_size(*vocabulary, checkpoint); !fits)
+      return in_file(checkpoint, "tokenizer.json", std::move(fits).error());
     return vocabulary;
   }
   auto model = optional_file(checkpoint, "tokenizer.model");
@@ -96,6 +138,8 @@ Result<VocabularyData> folder_vocabulary(const Checkpoint& checkpoint) {
   if (*model) {
     auto vocabulary = vocabulary_from_sentencepiece(**model);
     if (!vocabulary) return in_file(checkpoint, "tokenizer.model", std::move(vocabulary).error());
+    if (Status fits = check_size(*vocabulary, checkpoint); !fits)
+      return in_file(checkpoint, "tokenizer.model", std::move(fits).error());
     return vocabulary;
   }
   return Error{
@@ -109,11 +153,17 @@ Result<GenerationDefaults> parse_generation_config(std::string_view json, const 
   auto values = JsonValues::parse(json, path);
   if (!values) return std::move(values).error();
   GenerationDefaults d;
-  read_number(*values, "temperature", d.temperature);
-  read_number(*values, "top_p", d.top_p);
-  read_number(*values, "top_k", d.top_k);
-  read_number(*values, "min_p", d.min_p);
-  read_number(*values, "repetition_penalty", d.repetition_penalty);
+  const Bounds scale{0, 1e6, "a number of at least 0"}, positive{1e-6, 1, "a number above 0 and at most 1"},
+      share{0, 1, "a number from 0 to 1"}, penalty{1e-6, 1e6, "a number above 0"},
+      // -1 is how some files say "all".
+      count{-1, 1e9, "a whole number of at least 0"};
+  Status read = read_number(*values, path, "temperature", scale, d.temperature);
+  if (read) read = read_number(*values, path, "top_p", positive, d.top_p);
+  if (read) read = read_number(*values, path, "top_k", count, d.top_k);
+  if (read) read = read_number(*values, path, "min_p", share, d.min_p);
+  if (read) read = read_number(*values, path, "repetition_penalty", penalty, d.repetition_penalty);
+  if (!read) return std::move(read).error();
+  if (d.top_k) d.top_k = std::max(*d.top_k, 0);
   return d;
 }
 
@@ -139,6 +189,14 @@ Result<VocabularyData> read_vocabulary(const Checkpoint& checkpoint) {
   if (*config)
     if (Status applied = apply_tokenizer_config(**config, *vocabulary); !applied)
       return in_file(checkpoint, "tokenizer_config.json", std::move(applied).error());
+  for (const int32_t id : {vocabulary->bos_id, vocabulary->eos_id})
+    if (id >= checkpoint.spec().vocab)
+      return in_file(
+          checkpoint, "tokenizer_config.json",
+          {ErrorCode::kCorrupt,
+           fmt::format("the beginning or end token has the id {}, which is not one of the model's {} "
+                       "tokens; name another one",
+                       id, checkpoint.spec().vocab)});
   if (Status added = add_end_ids(checkpoint, *vocabulary); !added) return std::move(added).error();
   return vocabulary;
 }

@@ -1,12 +1,9 @@
 #include "engine/served_model.h"
 
-#include <fmt/format.h>
-
 #include <filesystem>
 
-#include "base/log.h"
 #include "engine/make_engine.h"
-#include "engine/model_settings.h"
+#include "engine/model_text.h"
 #include "model/checkpoint.h"
 #include "model/weights.h"
 
@@ -41,53 +38,6 @@ std::string name_of(const std::string& path) {
   return p.extension() == ".gguf" ? p.stem().string() : p.filename().string();
 }
 
-Result<std::unique_ptr<Backend>> make_backend(const LoadOptions& options) {
-  const std::string& device = options.device;
-  if (device == "auto" || device == "cpu") return make_cpu_backend(options.cpu);
-  if (device == "ref") return make_ref_backend();
-  if (device.starts_with("cuda"))
-    return Error{ErrorCode::kUnsupported, "this build has no CUDA device; use --device cpu", "device"};
-  return Error{ErrorCode::kInvalidArgument,
-               fmt::format("unknown device \"{}\"; it is auto, cpu or cuda[:N]", device), "device"};
-}
-
-Status make_tokenizer(const Checkpoint& checkpoint, ServedModelImpl& model) {
-  auto vocabulary = read_vocabulary(checkpoint);
-  if (!vocabulary) return std::move(vocabulary).error();
-  auto tokenizer = Tokenizer::create(std::move(*vocabulary));
-  if (!tokenizer) {
-    Error error = std::move(tokenizer).error();
-    error.message = fmt::format("{}: tokenizer: {}", checkpoint.path(), error.message);
-    return error;
-  }
-  // Padding rows of the embedding are usual (vocab beyond the tokenizer's size); ids beyond the embedding are
-  // not.
-  if ((*tokenizer)->size() > checkpoint.spec().vocab) {
-    LOG(warn, "{}: the tokenizer has {} tokens, the model {}: text that needs the others cannot be processed",
-        checkpoint.path(), (*tokenizer)->size(), checkpoint.spec().vocab);
-  }
-  model.tokenizer_ = std::move(*tokenizer);
-  return {};
-}
-
-Status make_template(const ModelSettings& settings, ServedModelImpl& model) {
-  if (settings.chat_template.empty()) return {};
-  const Tokenizer& t = *model.tokenizer_;
-  const auto text = [&](int32_t id) {
-    return id >= 0 ? std::string(t.piece(id, ControlText::kShow)) : std::string();
-  };
-  auto made =
-      ChatTemplate::create(settings.chat_template, t.adds_bos() ? "" : text(t.bos_id()), text(t.eos_id()));
-  if (!made) {
-    Error error = std::move(made).error();
-    error.message =
-        fmt::format("{}: {} (--chat-template FILE overrides it)", settings.template_origin, error.message);
-    return error;
-  }
-  model.template_.emplace(std::move(*made));
-  return {};
-}
-
 std::vector<int32_t> end_ids_of(const ServedModelImpl& model) {
   std::vector<int32_t> ids;
   for (int32_t id : model.tokenizer_->end_of_generation_ids())
@@ -104,7 +54,7 @@ Result<std::unique_ptr<ServedModel>> load_model(const LoadOptions& options, cons
   auto model = std::make_unique<ServedModelImpl>();
   model->path_ = options.path;
   model->name_ = name_of(options.path);
-  auto backend = make_backend(options);  // first: a wrong device should not cost a load
+  auto backend = make_backend(options.device, options.cpu);  // first: a wrong device should not cost a load
   if (!backend) return std::move(backend).error();
   model->backend_ = std::move(*backend);
 
@@ -112,13 +62,15 @@ Result<std::unique_ptr<ServedModel>> load_model(const LoadOptions& options, cons
   auto checkpoint = open_checkpoint(options.path);
   if (!checkpoint) return std::move(checkpoint).error();
   model->spec_ = (*checkpoint)->spec();
+  if (Status fits = check_context(options.engine, model->spec_, options.path); !fits)
+    return std::move(fits).error();
 
   tell("tokenizer", 0);
-  auto settings = read_settings(**checkpoint, options.chat_template_file);
-  if (!settings) return std::move(settings).error();
-  model->defaults_ = settings->defaults;
-  if (Status made = make_tokenizer(**checkpoint, *model); !made) return std::move(made).error();
-  if (Status made = make_template(*settings, *model); !made) return std::move(made).error();
+  auto text = load_text(**checkpoint, options.chat_template_file);
+  if (!text) return std::move(text).error();
+  model->defaults_ = text->defaults;
+  model->tokenizer_ = std::move(text->tokenizer);
+  model->template_ = std::move(text->chat_template);
 
   tell("weights", 0);
   auto weights = load_weights(**checkpoint, model->spec_, *model->backend_, [&](size_t done, size_t total) {

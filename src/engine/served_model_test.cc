@@ -2,6 +2,7 @@
 #include "engine/served_model.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -70,6 +71,46 @@ TEST(LoadModel, AFolderWithItsSideFiles) {
   EXPECT_EQ(model.engine().info().context, 512);
 }
 
+// The tiny model with one side file replaced by another text.
+TEST(LoadModel, SideFilesThatMakeNoSenseAreNamed) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::path(testing::TempDir()) / ("sluice_side_files_" + std::to_string(getpid()));
+  const auto read = [](const fs::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  const auto with = [&](const char* name, const std::string& from, const std::string& to) {
+    fs::remove_all(folder);
+    fs::create_directories(folder);
+    for (const auto& entry : fs::directory_iterator(tiny("llama-tied")))
+      if (entry.path().filename() != name) fs::create_symlink(entry.path(), folder / entry.path().filename());
+    std::string text = read(fs::path(tiny("llama-tied")) / name);
+    const size_t at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    std::ofstream(folder / name, std::ios::binary) << text.replace(at, from.size(), to);
+    const auto loaded = load_model(options(folder.string()), {});
+    return loaded.ok() ? std::string() : loaded.error().message;
+  };
+  const std::string eos = "\"eos_token_id\": 1", added = "\"added_tokens\": [";
+  for (const char* name : {"config.json", "generation_config.json"}) {
+    for (const char* wrong : {"\"1\"", "-1", "384", "[1, 999]"}) {
+      const std::string message = with(name, eos, std::string("\"eos_token_id\": ") + wrong);
+      EXPECT_NE(message.find(std::string(name) + ": key 'eos_token_id'"), std::string::npos) << message;
+    }
+    EXPECT_EQ(with(name, eos, "\"eos_token_id\": null"), "");
+    EXPECT_EQ(with(name, eos, "\"eos_token_id\": [1, 383]"), "");
+  }
+  EXPECT_EQ(with("tokenizer.json", added, added + R"({"id": 384, "content": "<|image|>", "special": true},)"),
+            "");
+  EXPECT_NE(with("tokenizer.json", added, added + R"({"id": 9999, "content": "<|x|>", "special": true},)")
+                .find("tokenizer.json: the tokenizer has ids up to 9999"),
+            std::string::npos);
+  const std::string broken = with("tokenizer.json", "{", "");
+  EXPECT_NE(broken.find("tokenizer.json: not valid JSON"), std::string::npos) << broken;
+  EXPECT_EQ(broken.find("tokenizer.json"), broken.rfind("tokenizer.json")) << broken;
+  fs::remove_all(folder);
+}
+
 TEST(LoadModel, WhatIsWrongIsNamed) {
   LoadOptions o = options(model_file("SmolLM2-135M-Instruct.Q4_1.gguf"));
   o.device = "cuda:1";
@@ -88,6 +129,11 @@ TEST(LoadModel, WhatIsWrongIsNamed) {
   LoadOptions tight = options(tiny("llama-tied"));
   tight.engine.kv_bytes = 100;
   EXPECT_NE(error_of(tight).find("keys and values"), std::string::npos);
+  LoadOptions one = options(tiny("llama-tied"));
+  one.engine.max_context = 1;
+  EXPECT_NE(error_of(one).find("max_context must be 0 or at least 16"), std::string::npos);
+  one.engine.max_context = 5000;
+  EXPECT_NE(error_of(one).find("more than the 4096"), std::string::npos);
   LoadOptions zero = options(tiny("llama-tied"));
   zero.engine.max_sequences = 0;
   EXPECT_NE(error_of(zero).find("max_sequences"), std::string::npos);
