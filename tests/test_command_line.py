@@ -1,9 +1,10 @@
 """The binary's commands: exit status, one line on stderr, JSON shapes."""
 import json
+import subprocess
 
 import pytest
 
-from conftest import GEMMA, SMOLLM2, run_sluice
+from conftest import GEMMA, SLUICE, SMOLLM2, run_sluice
 
 
 
@@ -61,6 +62,22 @@ def test_dry_run_loads_nothing_and_says_what_would_be():
     done = run_sluice("serve", SMOLLM2, "--dry-run", "--ctx", "1024")
     assert done.returncode == 0
     assert "1024 of 8192 tokens" in done.stdout
+
+
+@pytest.mark.parametrize("flags, named", [(("--chat-template", "/nowhere.jinja"), "/nowhere.jinja"), (("--ctx", "9000"), "8192"),
+                                          (("--device", "cuda"), "CUDA"), (("--kv-bytes", "1"), "kv_bytes")])
+def test_dry_run_refuses_what_a_start_refuses(flags, named):
+    done = run_sluice("serve", SMOLLM2, "--dry-run", *flags)
+    assert done.returncode == 1
+    assert named in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_output_that_is_lost_is_a_failure():
+    for command in (("run", SMOLLM2, "-p", "Hello", "-n", "8"), ("inspect", SMOLLM2), ("serve", "--print-config"), ("--help",)):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([str(SLUICE), *map(str, command)], stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 1
+        assert done.stderr.startswith("sluice: standard output: ") and done.stderr.count("\n") == 1
 
 
 def test_run_is_greedy_and_repeats_itself():

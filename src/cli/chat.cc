@@ -111,7 +111,7 @@ int chat(const Config& config, const GenerateOptions& options) {
   Conversation conversation(**model, options);
   std::string line;
   int status = 0;
-  while (read_line(line, interactive)) {
+  while (!std::ferror(stdout) && read_line(line, interactive)) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     if (line == "/quit" || line == "/exit") break;
     if (line == "/reset") {

@@ -2,16 +2,32 @@
 // both are checked alike; the environment is read here and nowhere else.
 #include "cli/command_line.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
 #include <deque>
 #include <utility>
 
+#include "cli/dummy_checkpoint.h"
+#include "engine/kv_size.h"
+
 namespace sluice::cli {
 namespace {
 
 constexpr const char* kVersion = "0.1.0";
+
+// CLI::Range lets NaN through.
+CLI::Validator real_between(double low, double high) {
+  const auto check = [low, high](const std::string& text) -> std::string {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    if (!text.empty() && *end == 0 && value >= low && value <= high) return {};
+    return fmt::format("expected a number from {} to {}, got '{}'", low, high, text);
+  };
+  return CLI::Validator(check, fmt::format("{} - {}", low, high));
+}
 
 // A flag that sets a key; applied after sluice.yaml has been read.
 struct KeyFlag {
@@ -138,8 +154,10 @@ void Parser::add_serve() {
   add_key(app, "--max-queue", "engine.max_queue");
   add_key(app, "--step-tokens", "engine.step_tokens");
   add_key(app, "--kv-bytes", "engine.kv_bytes");
-  kv_gib_option_ =
-      app->add_option("--kv-gib", kv_gib_, "The same in GiB")->type_name("GIB")->check(CLI::Range(0.0, 1e6));
+  kv_gib_option_ = app->add_option("--kv-gib", kv_gib_, "The same in GiB")
+                       ->type_name("GIB")
+                       ->check(real_between(0, 1e6))
+                       ->excludes(flags_.back().option);
   app->add_flag("--dry-run", line_.serve.dry_run, "Print what would be decided at start, and stop");
   app->add_flag("--print-config", line_.serve.print_config, "Print the settings as sluice.yaml, and stop");
   app->add_flag("--print-schema", line_.serve.print_schema, "Print the JSON schema of sluice.yaml, and stop");
@@ -150,12 +168,12 @@ void Parser::add_sampling(CLI::App* app) {
   app->add_option("-n,--max-tokens", g.max_tokens, "Tokens to generate at most")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  app->add_option("--temperature", g.temperature, "0: greedy")->check(CLI::Range(0.0, 100.0));
-  app->add_option("--top-p", g.top_p, "Keep the likeliest tokens up to this sum")->check(CLI::Range(0.0, 1.0));
+  app->add_option("--temperature", g.temperature, "0: greedy")->check(real_between(0, 100));
+  app->add_option("--top-p", g.top_p, "Keep the likeliest tokens up to this sum")->check(real_between(0, 1));
   app->add_option("--top-k", g.top_k, "Keep so many of the likeliest tokens; 0: all")
       ->check(CLI::Range(0, 1 << 20));
   app->add_option("--min-p", g.min_p, "Drop tokens less likely than this share of the likeliest")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(real_between(0, 1));
   app->add_option("--seed", g.seed, "The same seed gives the same tokens again")->check(CLI::NonNegativeNumber);
 }
 
@@ -247,7 +265,7 @@ void Parser::add_bench() {
       serve->add_option("--concurrency", s.concurrency, "Closed loop: so many requests always in flight")
           ->check(CLI::Range(1, 16384));
   CLI::Option* rate = serve->add_option("--rate", s.rate, "Open loop: requests a second, Poisson arrivals")
-                          ->check(CLI::Range(1e-3, 1e6));
+                          ->check(real_between(1e-3, 1e6));
   concurrency->excludes(rate);
   serve->add_option("--requests", s.requests, "How many in all")
       ->check(CLI::Range(1, 1 << 24))
@@ -292,8 +310,25 @@ Status Parser::settle() {
   return {};
 }
 
+// "ref" is the float32 judge of the tests.
+bool known_device(const std::string& device) {
+  if (device == "auto" || device == "cpu" || device == "ref" || device == "cuda") return true;
+  const size_t digits = device.find_first_not_of("0123456789", 5);
+  return device.starts_with("cuda:") && device.size() > 5 && digits == std::string::npos;
+}
+
 Status Parser::check() const {
   const auto wrong = [](const char* message) { return Error{ErrorCode::kInvalidArgument, message}; };
+  const Config& config = line_.config;
+  if (const int context = config.model.engine.max_context; context != 0 && context < kLeastContext)
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("engine.max_context (--ctx): {} tokens are too few; give at least {}, or 0 for what "
+                    "the model was made for",
+                    context, kLeastContext)};
+  if (!known_device(config.model.device))
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("device: expected auto, cpu or cuda[:N], got '{}'", config.model.device)};
   const bool has_model = !line_.config.model.path.empty();
   const BenchServeOptions& s = line_.bench_serve;
   switch (line_.command) {
@@ -303,6 +338,9 @@ Status Parser::check() const {
       break;
     case Command::bench_engine:
       if (has_model == !line_.bench_engine.dummy.empty()) return wrong("give MODEL or --dummy SHAPE");
+      if (!has_model)
+        if (auto shape = make_dummy_checkpoint(line_.bench_engine.dummy); !shape)
+          return std::move(shape).error();
       break;
     case Command::bench_serve:
       if (s.concurrency == 0 && s.rate == 0) return wrong("give --concurrency or --rate");
@@ -340,6 +378,26 @@ std::string unknown_command(const CLI::App& app, const std::string& word) {
   return "no command named '" + word + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?");
 }
 
+// The first word that looks like a flag and is none of the command that was chosen; empty: none. CLI11 would
+// complain of a missing one first, and lists leftovers in an order of its own.
+std::string unknown_flag(const CLI::App& root, const std::vector<std::string>& words) {
+  const CLI::App* app = &root;
+  for (const std::string& word : words) {
+    if (word == "--") return {};
+    if (has_command(*app, word)) app = app->get_subcommand(word);
+    const bool flag = word.size() > 2 ? word.starts_with("--")
+                                      : word.size() == 2 && word[0] == '-' && std::isalpha(uint8_t(word[1]));
+    const std::string name = word.substr(0, word.find('='));
+    if (!flag || app->get_option_no_throw(name)) continue;
+    std::vector<std::string> names;
+    for (const CLI::Option* option : app->get_options())
+      for (const std::string& known : option->get_lnames()) names.push_back("--" + known);
+    const std::string near = nearest_name(name, names);
+    return "no flag named '" + name + "'" + (near.empty() ? "" : "; did you mean " + near + "?");
+  }
+  return {};
+}
+
 std::variant<CommandLine, int> Parser::parse(int argc, char** argv) {
   std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
   if (words.empty()) words = {"--help"};
@@ -349,6 +407,9 @@ std::variant<CommandLine, int> Parser::parse(int argc, char** argv) {
   }
   if (!words[0].starts_with('-') && !has_command(app_, words[0]))
     return wrong_use(unknown_command(app_, words[0]), "sluice");
+  if (words[0] == "bench" && words.size() > 1 && !words[1].starts_with('-'))
+    if (const CLI::App* bench = app_.get_subcommand("bench"); !has_command(*bench, words[1]))
+      return wrong_use("bench: " + unknown_command(*bench, words[1]), "sluice bench");
   try {
     std::vector<std::string> reversed(words.rbegin(), words.rend());
     app_.parse(reversed);
@@ -361,7 +422,8 @@ std::variant<CommandLine, int> Parser::parse(int argc, char** argv) {
     app_.exit(e);  // prints help or version
     return 0;
   } catch (const CLI::ParseError& e) {
-    return wrong_use(e.what(), chosen_path());
+    const std::string unknown = unknown_flag(app_, words);
+    return wrong_use(unknown.empty() ? e.what() : unknown, chosen_path());
   }
 }
 

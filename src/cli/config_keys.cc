@@ -38,7 +38,7 @@ const Key kKeys[] = {
     {"engine.kv_bytes", "kv", "bytes", SLOT(model.engine.kv_bytes), 0, kNoLimit, "",
      "Memory of the KV cache; 0: chosen from free memory and the model's context."},
     {"engine.max_context", "engine", "tokens", SLOT(model.engine.max_context), 0, kMaxInt, "",
-     "Longest prompt plus answer; 0: what the model was trained for."},
+     "Longest prompt plus answer, from 16 to what the model was trained for; 0: that."},
     {"engine.logit_rows", "engine", "rows", SLOT(model.engine.logit_rows), 1, 4096, "",
      "Rows of logits computed at a time; bounds the memory that prompt log-probabilities take."},
 

@@ -7,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/memory_plan.h"
+#include "engine/make_engine.h"
 #include "engine/model_settings.h"
 #include "model/checkpoint.h"
 #include "server/json_writer.h"
@@ -168,6 +169,7 @@ void print_json(const MemoryPlan& plan, const std::vector<TensorInfo>& tensors, 
     out.string(text.chat_template->source());
   else
     out.null();
+  if (!text.template_error.empty()) out.key("chat_template_error").string(text.template_error);
   out.key("tensors").begin_array();
   for (const TensorInfo& t : tensors) {
     out.begin_object();
@@ -191,6 +193,8 @@ void print_json(const MemoryPlan& plan, const std::vector<TensorInfo>& tensors, 
 int inspect(const Config& config, const InspectOptions& options) {
   Result<std::unique_ptr<Checkpoint>> checkpoint = open_checkpoint(config.model.path);
   if (!checkpoint) return failure(checkpoint.error());
+  if (Status fits = check_context(config.model.engine, (*checkpoint)->spec(), config.model.path); !fits)
+    return failure(fits.error());
   const MemoryPlan plan = plan_memory(**checkpoint, config);
   const std::vector<TensorInfo> tensors = (*checkpoint)->tensors();
   const TextFacts text = text_facts(**checkpoint, config.model.chat_template_file);

@@ -1,3 +1,9 @@
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <iostream>
+#include <system_error>
+
 #include "base/log.h"
 #include "cli/commands.h"
 
@@ -30,6 +36,16 @@ int dispatch(const CommandLine& line) {
   return kExitWrongUse;
 }
 
+// Output that went nowhere (a full disk) is a failure, whatever the command made of it.
+int flushed(int status, int error) {
+  std::cout.flush();
+  if (std::fflush(stdout) != 0) error = errno;
+  if (!std::ferror(stdout) && std::cout.good() && error == 0) return status;
+  std::fprintf(stderr, "sluice: standard output: %s\n",
+               error ? std::strerror(error) : "what was written has been lost");
+  return status ? status : kExitFailure;
+}
+
 }  // namespace
 }  // namespace sluice::cli
 
@@ -37,9 +53,13 @@ int main(int argc, char** argv) {
   using namespace sluice;
   using namespace sluice::cli;
   const std::variant<CommandLine, int> parsed = parse_command_line(argc, argv);
-  if (const int* status = std::get_if<int>(&parsed)) return *status;
+  if (const int* status = std::get_if<int>(&parsed)) return flushed(*status, 0);
   const CommandLine& line = std::get<CommandLine>(parsed);
   set_log_level(log_level(line.config.log_level));
   set_log_json(line.config.log_json);
-  return dispatch(line);
+  try {
+    return flushed(dispatch(line), 0);
+  } catch (const std::system_error& e) {  // fmt::print, when nothing more can be written
+    return flushed(kExitFailure, e.code().value());
+  }
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "engine/make_engine.h"
+#include "engine/model_text.h"
 
 namespace sluice::cli {
 
@@ -40,8 +41,7 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const Config& config) {
   constexpr size_t kCacheElementBytes = 2;
   const size_t per_layer = 2 * size_t(s.kv_heads) * size_t(s.head_dim) * kCacheElementBytes;
   plan.kv_bytes_per_token = per_layer * size_t(s.layers);
-  plan.context =
-      config.model.engine.max_context > 0 ? std::min(config.model.engine.max_context, s.context) : s.context;
+  plan.context = config.model.engine.max_context > 0 ? config.model.engine.max_context : s.context;
   for (int layer = 0; layer < s.layers; ++layer)
     plan.kv_bytes_full +=
         per_layer * size_t(s.layer_windowed(layer) ? std::min(plan.context, s.window) : plan.context);
@@ -76,7 +76,11 @@ std::string describe(const MemoryPlan& plan) {
 Result<std::string> describe_start(const Config& config) {
   Result<std::unique_ptr<Checkpoint>> checkpoint = open_checkpoint(config.model.path);
   if (!checkpoint) return std::move(checkpoint).error();
-  Result<std::unique_ptr<Backend>> backend = make_cpu_backend(config.model.cpu);
+  if (Status fits = check_context(config.model.engine, (*checkpoint)->spec(), config.model.path); !fits)
+    return std::move(fits).error();
+  if (Result<ModelText> text = load_text(**checkpoint, config.model.chat_template_file); !text)
+    return std::move(text).error();
+  Result<std::unique_ptr<Backend>> backend = make_backend(config.model.device, config.model.cpu);
   if (!backend) return std::move(backend).error();
   const MemoryPlan plan = plan_memory(**checkpoint, config);
   const DeviceInfo device = (*backend)->info();

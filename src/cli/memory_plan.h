@@ -20,10 +20,12 @@ struct MemoryPlan {
   size_t kv_bytes_full = 0;  // one sequence of the whole context
 };
 
+// config's max_context is no more than the model's (check_context).
 MemoryPlan plan_memory(const Checkpoint& checkpoint, const Config& config);
 std::string describe(const MemoryPlan& plan);
 
-// `serve --dry-run`: the plan, and what the engine would make of this machine's free memory.
+// `serve --dry-run`: refuses what a start would refuse short of reading the weights; the plan, and what the
+// engine would make of this machine's free memory.
 Result<std::string> describe_start(const Config& config);
 
 // Bytes of rows x cols elements in a canonical format.

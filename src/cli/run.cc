@@ -20,13 +20,14 @@ int run(const Config& config, const GenerateOptions& options) {
   Signals signals(Signals::Watch::both);
   std::vector<int32_t> ids = (*model)->tokenizer().encode(prompt, true, !options.raw);
   if (ids.empty()) return failure("the prompt is empty, and this model begins a text with no token of its own");
-  const auto print = [](std::string_view text) {
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
+  bool lost = false;  // nobody takes the text
+  const auto print = [&lost](std::string_view text) {
+    lost = lost || std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0;
   };
   Result<Generation> done =
-      generate(**model, std::move(ids), options, print, [] { return Signals::count() > 0; });
+      generate(**model, std::move(ids), options, print, [&] { return lost || Signals::count() > 0; });
   if (!done) return failure(done.error());
+  if (lost) return kExitFailure;  // main says so
   fmt::print("\n");
   fmt::print(stderr, "{}\n", describe_speed(*done));
   return done->finish == FinishReason::failed ? failure("the engine gave up on this request") : 0;
