@@ -31,8 +31,8 @@ class Network {
   virtual int connections() const = 0;
   virtual int busy() const = 0;
 
-  // Closes idle connections; others, and new ones (which may still ask whether the server is ready), close after
-  // their answer.
+  // Closes idle connections; others, and new ones (which may still ask whether the server is ready), close
+  // after their answer.
   virtual void drain() = 0;
   // Tells the listeners of what is still being answered that time is up.
   virtual void shut_down_exchanges() = 0;
