@@ -143,16 +143,16 @@ class Bench:
     def llama_http(self, model):
         port = free_port()
         return self.load(Server([self.llama / "llama-server", "-m", model, "-t", self.args.threads, "-np", CONCURRENCY, "-c", 512 * CONCURRENCY,
-                                 "--host", "127.0.0.1", "--port", port, "--no-webui"], port, "/health"))
+                                 "--host", "127.0.0.1", "--port", port, "--no-webui"], port, "/health"), "--no-keep-alive")
 
     def sluice_http(self, model):
         port = free_port()
         return self.load(Server([self.sluice, "serve", model, "--threads", self.args.threads, "--port", port], port, "/ready"))
 
-    def load(self, server):
+    def load(self, server, *flags):
         with server:
             text = capture([self.sluice, "bench", "serve", "--url", server.url, "--concurrency", CONCURRENCY, "--requests", self.args.requests,
-                            "--input-tokens", HTTP_IN, "--output-tokens", HTTP_OUT, "--json"])
+                            "--input-tokens", HTTP_IN, "--output-tokens", HTTP_OUT, "--json", *flags])
         result = json.loads(text)
         if result["failed"]:
             raise SystemExit(f"{result['failed']} requests failed: {result.get('first_error')}")

@@ -305,6 +305,7 @@ class LoadRun {
     c.answer = std::make_unique<Answer>(outcomes_[exchange]);
     c.out = fmt::format("{} {}{} HTTP/1.1\r\nHost: {}:{}\r\n", e.method, target_.prefix, e.path, target_.host,
                         target_.port);
+    if (!load_.keep_alive) c.out += "Connection: close\r\n";
     if (!target_.api_key.empty()) c.out += fmt::format("Authorization: Bearer {}\r\n", target_.api_key);
     if (!e.body.empty())
       c.out += fmt::format("Content-Type: application/json\r\nContent-Length: {}\r\n", e.body.size());
@@ -368,7 +369,7 @@ class LoadRun {
     if (o.status != 200 && o.error.empty())
       o.error = fmt::format("HTTP {}: {}", o.status, o.body.substr(0, 300));
     c.exchange = SIZE_MAX;
-    if (!c.answer->keep_alive()) drop(c);
+    if (!load_.keep_alive || !c.answer->keep_alive()) drop(c);
     ended();
   }
 

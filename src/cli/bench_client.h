@@ -45,6 +45,7 @@ struct Load {
   int concurrency = 1;        // closed loop, where `start` is empty
   std::vector<TimeNs> start;  // open loop: when each begins, after the load's own start, ascending
   TimeNs timeout = 0;         // of one exchange
+  bool keep_alive = true;     // false: a connection for each exchange
 };
 
 // Outcomes in the order of the exchanges. `progress` hears of how many have ended, about ten times a second.

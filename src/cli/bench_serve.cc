@@ -189,6 +189,7 @@ Load make_load(const BenchServeOptions& options, const std::string& model, Form 
   Load load;
   load.concurrency = options.concurrency;
   load.timeout = TimeNs(options.timeout_ms) * 1'000'000;
+  load.keep_alive = !options.no_keep_alive;
   Prompts prompts(options, form);
   std::mt19937_64 random(options.seed);
   std::exponential_distribution<double> gap(options.rate > 0 ? options.rate : 1);

@@ -56,6 +56,7 @@ struct BenchServeOptions {
   int requests = 64;
   int input_tokens = 128;
   int output_tokens = 64;
+  bool no_keep_alive = false;
   int shared_prefix = 0;  // of the input tokens, how many are the same in every request
   uint64_t seed = 1;
   int timeout_ms = 300000;  // of one request
