@@ -156,7 +156,7 @@ struct SampleRow {
   const int32_t* bias_ids = nullptr;  // logit_bias
   const float* bias_values = nullptr;
   int bias_count = 0;
-  const int32_t* banned_ids = nullptr;  // never sampled (end ids while ignore_eos or min_tokens holds)
+  const int32_t* banned_ids = nullptr;  // never sampled (end ids while min_tokens holds)
   int banned_count = 0;
   const uint32_t* mask = nullptr;  // [(V + 31) / 32] allowed ids, or null (structured output)
   int top_logprobs = -1;           // -1: no log-probabilities wanted
