@@ -2,8 +2,9 @@
 // struct.
 //
 // Threads: every call is made by one executor thread (the owner of the backend), in step order. On a GPU the
-// calls enqueue work on the compute stream; on the CPU they run on a team of threads and return when done.
-// Nothing is allocated inside an op: scratch comes from the workspace made by `reserve`.
+// calls enqueue work on the compute stream (recorded steps are replayed as one launch); on the CPU they run on
+// a team of threads and return when done. Nothing is allocated inside an op: scratch comes from the workspace
+// made by `reserve`.
 //
 // Numbers: a row's result depends on that row's inputs alone, bit for bit, whatever the other rows are and
 // however many (that is what makes a batched request equal to the same request alone). Every backend keeps to
@@ -60,6 +61,8 @@ struct BatchInput {
   const int32_t* kv_lengths = nullptr;   // [S] tokens in the cache once this step's rows are stored
   const int32_t* logit_index = nullptr;  // [R] rows (0..T-1) whose logits are wanted
   const int32_t* last_ids = nullptr;     // [slots] the id last sampled per slot, written by `sample`
+  int slot = 0;                          // which of the steps in flight (0, 1) this is: its staging, its events
+  int one_row_sequences = 0;             // of the S, those with exactly one row
   int table_stride = 0;                  // blocks per row of a table
   const int32_t* tables[kMaxLayerGroups] =
       {};  // per layer group [S, table_stride]: block ids; -1 behind the window
@@ -180,6 +183,8 @@ struct SampleArgs {
   std::span<SampleResult> results;  // [R]
   int32_t* last_ids;                // [slots]
   float softcap;                    // 0: none; final logits become c * tanh(x / c) first
+  int slot = 0;       // of the step in flight; a device reads what `stage` was given for it, from first_row on
+  int first_row = 0;  // of the step's rows, the one that logits' row 0 belongs to
 };
 
 struct DeviceInfo {
@@ -187,6 +192,22 @@ struct DeviceInfo {
   std::string instruction_set;  // "avx2", "avx512-vnni", "sm_90a"
   int threads = 0;              // CPU team size
   size_t memory_bytes = 0;      // free for weights and KV at start
+  size_t memory_total = 0;      // of a card of its own; 0 where memory is shared with everything else
+};
+
+// One piece of host memory (from alloc_host) to bring to the device: rows of row_bytes, or one.
+struct Upload {
+  void* device = nullptr;
+  const void* host = nullptr;
+  size_t row_bytes = 0;
+  size_t rows = 1;
+  size_t device_pitch = 0, host_pitch = 0;  // bytes from row to row
+};
+
+// As the device's own clock saw a step.
+struct StepTimes {
+  int64_t busy_ns = 0;  // 0: the device keeps no clock of its own
+  int64_t idle_ns = 0;  // between the end of the step before and the start of this one
 };
 
 // What `reserve` sizes scratch for.
@@ -198,6 +219,7 @@ struct WorkspaceShape {
   int head_dim = 0;
   int max_context = 0;
   int vocab = 0;
+  int max_logit_rows = 0;  // R of one call of sample
 };
 
 class Backend {
@@ -212,6 +234,10 @@ class Backend {
   virtual void copy_in(void* device, const void* host, size_t bytes) = 0;
   virtual void copy_out(void* host, const void* device, size_t bytes) = 0;
   virtual void reserve(const WorkspaceShape& shape) = 0;
+  // The block pool's memory; a device that describes it to its copy engine learns of it here.
+  virtual Buffer alloc_pool(size_t bytes, const KvGeometry& geometry) { return alloc(bytes); }
+  // Host memory that the device reads and writes by itself (pinned, on a GPU).
+  virtual Buffer alloc_host(size_t bytes) { return alloc(bytes); }
 
   // Type of activations between ops: f32 on the CPU.
   virtual DType activation_dtype() const = 0;
@@ -241,7 +267,28 @@ class Backend {
   virtual void sample(const SampleArgs& a) = 0;
   virtual void copy_blocks(std::byte* pool, size_t block_bytes,
                            std::span<const std::pair<int32_t, int32_t>> from_to) = 0;
-  virtual void finish_step() = 0;  // returns once all work of the step is done (CPU: at once)
+  virtual void finish_step() = 0;  // returns once all work enqueued so far is done (CPU: at once)
+
+  // -- Steps that overlap. `slot` (0, 1) names which of the two in flight; a slot is used again only after
+  // step_done. The order per step: stage, open_step, then the ops or replay, then submit_step. The bodies here
+  // serve devices whose calls have done their work when they return.
+
+  // Brings a step's arrays and its rows' wishes to the device while the step before may still run. Rows are
+  // padded to `padded_rows` with rows that want nothing.
+  virtual void stage(int slot, std::span<const Upload> uploads, std::span<const SampleRow> rows,
+                     int padded_rows);
+  virtual void open_step(int slot) {}                    // the ops that follow wait for what was staged
+  virtual void submit_step(int slot) {}                  // everything of the step has been enqueued
+  virtual bool step_done(int slot) { return true; }      // its results can be read
+  virtual StepTimes step_times(int slot) { return {}; }  // after step_done
+
+  // -- Replay. Ops between begin_recording and end_recording are kept under `key`, and run once by
+  // end_recording; later steps of the same shapes and the same slot are one launch. What differs between such
+  // steps lies in device memory. False: nothing is kept under that key.
+  virtual bool can_record() const { return false; }
+  virtual void begin_recording(int key) {}
+  virtual void end_recording(int key) {}
+  virtual bool replay(int key) { return false; }
 };
 
 struct CpuOptions {
@@ -250,7 +297,15 @@ struct CpuOptions {
                                 // force one down
 };
 
+struct CudaOptions {
+  int device = 0;  // as CUDA counts them
+};
+
 std::unique_ptr<Backend> make_ref_backend();  // float32, one thread, obvious: the judge
 Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuOptions& options);
+
+// CUDA. The driver is found at run time; without one, or with a card that is not sm_90, an Error says what is
+// missing (and a build without CUDA says that).
+Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options);
 
 }  // namespace sluice

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -86,6 +87,13 @@ class RowSource {
   virtual int64_t cols() const = 0;
   virtual WeightFormat format() const = 0;
   virtual void decode(int64_t row, DecodedRow& out) const = 0;
+  // Rows made up from a seed instead of read (bench --dummy): a device may make up its own, normally
+  // distributed with this deviation, rather than wait for the host's.
+  struct Synthetic {
+    uint64_t seed = 0;
+    float deviation = 0;
+  };
+  virtual std::optional<Synthetic> synthetic() const { return {}; }
 };
 
 // A matrix [rows, cols] packed in a backend's own tile order by Backend::pack. Rows may come from several

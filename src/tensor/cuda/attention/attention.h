@@ -1,0 +1,30 @@
+// Paged, ragged, causal attention over bf16 keys and values (kv_layout.h), grouped heads, windows, soft caps.
+//
+// Sequences with one row go to the decode kernel: the context is cut into pieces, so that few sequences with
+// long contexts still fill the card, and the query heads of a group share every load. Sequences with more rows
+// go to the prefill kernel: tiles of rows on the tensor cores. Which work there is, is planned on the device at
+// the start of the step (plan.cu) from row_starts and kv_lengths, so a recorded step serves any lengths.
+#pragma once
+
+#include "tensor/backend.h"
+#include "tensor/cuda/device/context.h"
+
+namespace sluice::cuda {
+
+class Attention {
+ public:
+  virtual ~Attention() = default;
+  // Allocates scratch from the backend: plans for max_sequences, partial results of decode.
+  virtual void reserve(const WorkspaceShape& shape, const Context& context, Backend& backend) = 0;
+  // The pool that KvLayer::pool will point to; tensor maps are made for it here. Before the first step, not in
+  // a capture.
+  virtual void bind_pool(std::byte* pool, size_t bytes, const KvGeometry& geometry) = 0;
+  // Enqueues the plan for this step. batch.one_row_sequences, sequences and tokens are known to the host; all
+  // else is in device memory.
+  virtual void begin_step(const BatchInput& batch, const KvGeometry& geometry, int heads) = 0;
+  virtual void run(const AttentionArgs& a) = 0;
+};
+
+std::unique_ptr<Attention> make_attention();
+
+}  // namespace sluice::cuda

@@ -1,0 +1,329 @@
+// The card behind the Backend interface: memory, streams, events and recorded steps. The ops are in the folders
+// beside.
+//
+// Two streams: steps run on one; what the next step needs is brought in by the other, meanwhile. Everything
+// that a recorded step needs to know of its batch lies in device memory, so a record is replayed for any
+// lengths.
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "base/log.h"
+#include "tensor/backend.h"
+#include "tensor/cuda/attention/attention.h"
+#include "tensor/cuda/device/context.h"
+#include "tensor/cuda/device/cuda_check.h"
+#include "tensor/cuda/kv_layout.h"
+#include "tensor/cuda/linear/linear.h"
+#include "tensor/cuda/rows/rows.h"
+#include "tensor/cuda/sampling/sampler.h"
+#include "tensor/cuda/weights.h"
+
+namespace sluice {
+namespace cuda {
+namespace {
+
+constexpr int kSlots = 2;
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(int device);
+  ~CudaBackend() override;
+  Status open();
+
+  DeviceInfo info() const override;
+  Buffer alloc(size_t bytes) override;
+  Buffer alloc_host(size_t bytes) override;
+  void free(void* data, size_t bytes) override;
+  void copy_in(void* device, const void* host, size_t bytes) override;
+  void copy_out(void* host, const void* device, size_t bytes) override;
+  void reserve(const WorkspaceShape& shape) override;
+
+  DType activation_dtype() const override { return DType::bf16; }
+  DType kv_dtype() const override { return DType::bf16; }
+  size_t kv_block_bytes(const KvGeometry& g) const override { return KvRows(g).block_bytes(); }
+  Buffer alloc_pool(size_t bytes, const KvGeometry& geometry) override;
+  Result<Weight> pack(std::span<const PackSource> sources) override;
+
+  void begin_step(const BatchInput& batch, const KvGeometry& geometry, int heads) override {
+    attention_->begin_step(batch, geometry, heads);
+  }
+  void embed(const EmbedArgs& a) override { cuda::embed(context_, a); }
+  void rms_norm(const RmsNormArgs& a) override { cuda::rms_norm(context_, a); }
+  void add_rms_norm(const AddRmsNormArgs& a) override { cuda::add_rms_norm(context_, a); }
+  void linear(const LinearArgs& a) override { linear_->run(a); }
+  void rope_store_kv(const RopeStoreArgs& a) override { cuda::rope_store_kv(context_, a); }
+  void attention(const AttentionArgs& a) override { attention_->run(a); }
+  void act_mul(const ActMulArgs& a) override { cuda::act_mul(context_, a); }
+  void gather_rows(const Tensor& x, const int32_t* index, const Tensor& out) override {
+    cuda::gather_rows(context_, x, index, out);
+  }
+  void sample(const SampleArgs& a) override { sampler_->run(a); }
+  void copy_blocks(std::byte* pool, size_t block_bytes,
+                   std::span<const std::pair<int32_t, int32_t>> from_to) override;
+  void finish_step() override { CUDA_CHECK(cudaStreamSynchronize(context_.stream)); }
+
+  void stage(int slot, std::span<const Upload> uploads, std::span<const SampleRow> rows,
+             int padded_rows) override;
+  void open_step(int slot) override;
+  void submit_step(int slot) override;
+  bool step_done(int slot) override;
+  StepTimes step_times(int slot) override;
+
+  bool can_record() const override { return true; }
+  void begin_recording(int key) override;
+  void end_recording(int key) override;
+  bool replay(int key) override;
+
+ private:
+  // Times of a step. There are more than steps in flight, so that the end of the step before is still known
+  // when a step's times are read.
+  struct Marks {
+    cudaEvent_t started = nullptr, ended = nullptr;
+    bool used = false;
+  };
+  static constexpr int kMarks = 2 * kSlots;
+
+  const int device_;
+  Context context_;
+  cudaStream_t copy_stream_ = nullptr;
+  std::array<cudaEvent_t, kSlots> staged_{};
+  std::array<Marks, kMarks> marks_{};
+  std::array<int, kSlots> mark_of_slot_{};
+  int next_mark_ = 0;
+  std::unordered_map<int, cudaGraphExec_t> recorded_;
+  std::unordered_set<void*> pinned_;
+  bool reserved_ = false;
+
+  std::unique_ptr<Linear> linear_;
+  std::unique_ptr<Attention> attention_ = make_attention();
+  std::unique_ptr<Sampler> sampler_ = make_sampler();
+  std::unique_ptr<WeightLoader> loader_;
+};
+
+CudaBackend::CudaBackend(int device) : device_(device) {}
+
+Status CudaBackend::open() {
+  CUDA_CHECK(cudaSetDevice(device_));
+  CUDA_CHECK(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking));
+  CUDA_CHECK(cudaStreamCreateWithFlags(&copy_stream_, cudaStreamNonBlocking));
+  for (cudaEvent_t& e : staged_) CUDA_CHECK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+  for (Marks& m : marks_) {
+    CUDA_CHECK(cudaEventCreate(&m.started));
+    CUDA_CHECK(cudaEventCreate(&m.ended));
+  }
+  CUDA_CHECK(cudaDeviceGetAttribute(&context_.multiprocessors, cudaDevAttrMultiProcessorCount, device_));
+  auto linear = make_linear(context_, *this);
+  if (!linear) return std::move(linear).error();
+  linear_ = std::move(*linear);
+  loader_ = make_weight_loader(context_, *this);
+  return {};
+}
+
+CudaBackend::~CudaBackend() {
+  if (!context_.stream) return;
+  cudaStreamSynchronize(context_.stream);
+  for (auto& [key, exec] : recorded_) cudaGraphExecDestroy(exec);
+  // These own buffers of this backend, which free() still serves here.
+  loader_.reset();
+  sampler_.reset();
+  attention_.reset();
+  linear_.reset();
+  for (cudaEvent_t e : staged_) cudaEventDestroy(e);
+  for (Marks& m : marks_) cudaEventDestroy(m.started), cudaEventDestroy(m.ended);
+  cudaStreamDestroy(copy_stream_);
+  cudaStreamDestroy(context_.stream);
+}
+
+DeviceInfo CudaBackend::info() const {
+  cudaDeviceProp p;
+  CUDA_CHECK(cudaGetDeviceProperties(&p, device_));
+  DeviceInfo info;
+  info.name = p.name;
+  info.instruction_set = fmt::format("sm_{}{}", p.major, p.minor);
+  CUDA_CHECK(cudaMemGetInfo(&info.memory_bytes, &info.memory_total));
+  return info;
+}
+
+Buffer CudaBackend::alloc(size_t bytes) {
+  CHECK(!reserved_, "device memory is decided before the server is ready");
+  if (bytes == 0) return {};
+  void* p = nullptr;
+  if (cudaMalloc(&p, bytes) != cudaSuccess) {
+    cudaGetLastError();  // an answer, not an error state
+    return {};
+  }
+  CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, context_.stream));
+  CUDA_CHECK(cudaStreamSynchronize(context_.stream));
+  return Buffer(this, p, bytes);
+}
+
+Buffer CudaBackend::alloc_host(size_t bytes) {
+  if (bytes == 0) return {};
+  void* p = nullptr;
+  if (cudaHostAlloc(&p, bytes, cudaHostAllocPortable) != cudaSuccess) {
+    cudaGetLastError();
+    return {};
+  }
+  std::fill_n(static_cast<std::byte*>(p), bytes, std::byte{});
+  pinned_.insert(p);
+  return Buffer(this, p, bytes);
+}
+
+void CudaBackend::free(void* data, size_t) {
+  if (pinned_.erase(data))
+    CUDA_CHECK(cudaFreeHost(data));
+  else
+    CUDA_CHECK(cudaFree(data));
+}
+
+void CudaBackend::copy_in(void* device, const void* host, size_t bytes) {
+  CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, context_.stream));
+  CUDA_CHECK(cudaStreamSynchronize(context_.stream));
+}
+void CudaBackend::copy_out(void* host, const void* device, size_t bytes) {
+  CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, context_.stream));
+  CUDA_CHECK(cudaStreamSynchronize(context_.stream));
+}
+
+Buffer CudaBackend::alloc_pool(size_t bytes, const KvGeometry& geometry) {
+  Buffer pool = alloc(bytes);
+  if (pool.data()) attention_->bind_pool(pool.as<std::byte>(), bytes, geometry);
+  return pool;
+}
+
+Result<Weight> CudaBackend::pack(std::span<const PackSource> sources) {
+  auto weight = loader_->pack(sources);
+  if (weight) linear_->prepare(*weight);
+  return weight;
+}
+
+void CudaBackend::reserve(const WorkspaceShape& shape) {
+  loader_->finish();
+  attention_->reserve(shape, context_, *this);
+  sampler_->reserve(shape.vocab, shape.max_logit_rows, context_, *this);
+  reserved_ = true;
+}
+
+void CudaBackend::copy_blocks(std::byte* pool, size_t bytes,
+                              std::span<const std::pair<int32_t, int32_t>> from_to) {
+  for (auto [from, to] : from_to)
+    CUDA_CHECK(cudaMemcpyAsync(pool + size_t(to) * bytes, pool + size_t(from) * bytes, bytes,
+                               cudaMemcpyDeviceToDevice, context_.stream));
+}
+
+void CudaBackend::stage(int slot, std::span<const Upload> uploads, std::span<const SampleRow> rows,
+                        int padded_rows) {
+  CHECK(slot >= 0 && slot < kSlots);
+  for (const Upload& u : uploads) {
+    if (u.rows == 1)
+      CUDA_CHECK(cudaMemcpyAsync(u.device, u.host, u.row_bytes, cudaMemcpyHostToDevice, copy_stream_));
+    else if (u.rows > 1)
+      CUDA_CHECK(cudaMemcpy2DAsync(u.device, u.device_pitch, u.host, u.host_pitch, u.row_bytes, u.rows,
+                                   cudaMemcpyHostToDevice, copy_stream_));
+  }
+  sampler_->stage(slot, rows, padded_rows, copy_stream_);
+  CUDA_CHECK(cudaEventRecord(staged_[size_t(slot)], copy_stream_));
+}
+
+void CudaBackend::open_step(int slot) {
+  Marks& marks = marks_[size_t(next_mark_)];
+  mark_of_slot_[size_t(slot)] = next_mark_;
+  next_mark_ = (next_mark_ + 1) % kMarks;
+  CUDA_CHECK(cudaStreamWaitEvent(context_.stream, staged_[size_t(slot)]));
+  CUDA_CHECK(cudaEventRecord(marks.started, context_.stream));
+}
+
+void CudaBackend::submit_step(int slot) {
+  Marks& marks = marks_[size_t(mark_of_slot_[size_t(slot)])];
+  CUDA_CHECK(cudaEventRecord(marks.ended, context_.stream));
+  marks.used = true;
+}
+
+bool CudaBackend::step_done(int slot) {
+  const cudaError_t state = cudaEventQuery(marks_[size_t(mark_of_slot_[size_t(slot)])].ended);
+  if (state == cudaErrorNotReady) return false;
+  CUDA_CHECK(state);
+  return true;
+}
+
+StepTimes CudaBackend::step_times(int slot) {
+  const auto ns = [](cudaEvent_t from, cudaEvent_t to) {
+    float ms = 0;
+    CUDA_CHECK(cudaEventElapsedTime(&ms, from, to));
+    return int64_t(double(ms) * 1e6);
+  };
+  const int at = mark_of_slot_[size_t(slot)];
+  const Marks &marks = marks_[size_t(at)], &before = marks_[size_t((at + kMarks - 1) % kMarks)];
+  return {ns(marks.started, marks.ended),
+          before.used ? std::max<int64_t>(0, ns(before.ended, marks.started)) : 0};
+}
+
+void CudaBackend::begin_recording(int) {
+  CUDA_CHECK(cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeThreadLocal));
+}
+
+void CudaBackend::end_recording(int key) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  CUDA_CHECK(cudaStreamEndCapture(context_.stream, &graph));
+  CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
+  CUDA_CHECK(cudaGraphDestroy(graph));
+  CUDA_CHECK(cudaGraphUpload(exec, context_.stream));
+  CHECK(recorded_.emplace(key, exec).second, "recorded twice");
+  CUDA_CHECK(cudaGraphLaunch(exec, context_.stream));
+}
+
+bool CudaBackend::replay(int key) {
+  const auto found = recorded_.find(key);
+  if (found == recorded_.end()) return false;
+  CUDA_CHECK(cudaGraphLaunch(found->second, context_.stream));
+  return true;
+}
+
+}  // namespace
+}  // namespace cuda
+
+Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options) {
+  const auto unusable = [](std::string why) {
+    return Error{ErrorCode::kUnsupported, std::move(why), "device"};
+  };
+  constexpr int kDriver = 13000;  // what the runtime that is linked in needs
+  int driver = 0, count = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+    return unusable("no NVIDIA driver is installed here; use --device cpu");
+  if (driver < kDriver)
+    return unusable(
+        fmt::format("the NVIDIA driver supports CUDA {}.{}, but this program needs {}.{}: update the driver, "
+                    "or use --device cpu",
+                    driver / 1000, driver % 1000 / 10, kDriver / 1000, kDriver % 1000 / 10));
+  if (const cudaError_t e = cudaGetDeviceCount(&count); e != cudaSuccess || count == 0)
+    return unusable(
+        fmt::format("the NVIDIA driver shows no card ({}); use --device cpu", cudaGetErrorString(e)));
+  if (options.device < 0 || options.device >= count)
+    return unusable(fmt::format("there is no cuda:{}: this machine has {} card{}, cuda:0{}", options.device,
+                                count, count == 1 ? "" : "s",
+                                count == 1 ? "" : fmt::format(" to cuda:{}", count - 1)));
+  cudaDeviceProp p;
+  if (const cudaError_t e = cudaGetDeviceProperties(&p, options.device); e != cudaSuccess)
+    return unusable(fmt::format("cuda:{} does not answer ({})", options.device, cudaGetErrorString(e)));
+  if (p.major != 9)
+    return unusable(
+        fmt::format("cuda:{} is a {} (sm_{}{}); the kernels are made for Hopper (sm_90); use --device cpu",
+                    options.device, p.name, p.major, p.minor));
+  if (const cudaError_t e = cudaSetDevice(options.device); e != cudaSuccess)
+    return unusable(fmt::format("cuda:{} cannot be used ({}): is another program holding it exclusively?",
+                                options.device, cudaGetErrorString(e)));
+  if (const cudaError_t e = cudaFree(nullptr); e != cudaSuccess)
+    return unusable(fmt::format("cuda:{} cannot be used ({})", options.device, cudaGetErrorString(e)));
+  auto backend = std::make_unique<cuda::CudaBackend>(options.device);
+  if (Status opened = backend->open(); !opened) return std::move(opened).error();
+  return std::unique_ptr<Backend>(std::move(backend));
+}
+
+}  // namespace sluice

@@ -1,0 +1,43 @@
+// How every kernel is launched: with programmatic dependent launch, so that a kernel's start (its launch, its
+// barriers, its first weights) overlaps the tail of the one before. The two rules that make this correct:
+//  1. every kernel calls wait_for_previous() in every thread that touches memory which any earlier kernel of
+//  the step
+//     reads or writes, before the first such access. Before it, only weights (never written after load) may be
+//     read. A kernel may not skip it: that all kernels wait is what makes waiting for the one before enough.
+//  2. every kernel calls let_next_start() early (at its top, unless that was measured to be worse).
+// CUDA C++ programming guide, "Programmatic Dependent Launch and Synchronization"; PTX ISA, griddepcontrol.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "tensor/cuda/device/context.h"
+#include "tensor/cuda/device/cuda_check.h"
+
+namespace sluice::cuda {
+
+#ifdef __CUDACC__
+__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void let_next_start() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+#endif
+
+// Kernels that want more than 48 KB of dynamic shared memory raise their limit once, before any capture
+// (cudaFuncSetAttribute in their `prepare`).
+template <typename... Parameters, typename... Arguments>
+void launch(const Context& context, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+            Arguments&&... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = context.stream;
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &overlap;
+  config.numAttrs = context.overlap_launches ? 1 : 0;
+  CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+}  // namespace sluice::cuda

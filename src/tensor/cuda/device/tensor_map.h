@@ -1,0 +1,18 @@
+// TMA descriptors for bf16 matrices. The driver's encoder is found through the runtime, so libcuda is not
+// linked.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace sluice::cuda {
+
+// A row-major bf16 matrix [rows, cols], `pitch` elements from row to row (a multiple of 8, data 16-byte
+// aligned), read in boxes of box_rows x box_cols. With 128-byte swizzle box_cols must be 64 (swizzle_bytes
+// 128), 32 (64) or 16 (32); swizzle_bytes 0: none. What lies outside the matrix reads as zero. CHECKs that the
+// driver accepts it.
+CUtensorMap tensor_map_bf16(const void* data, int64_t rows, int64_t cols, int64_t pitch, int box_rows,
+                            int box_cols, int swizzle_bytes);
+
+}  // namespace sluice::cuda

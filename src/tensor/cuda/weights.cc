@@ -1,0 +1,1 @@
+#include "tensor/cuda/weights.h"

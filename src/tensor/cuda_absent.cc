@@ -1,0 +1,11 @@
+// Stands in for tensor/cuda in a build without nvcc.
+#include "tensor/backend.h"
+
+namespace sluice {
+
+Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions&) {
+  return Error{ErrorCode::kUnsupported,
+               "this build has no CUDA backend (nvcc was not found when it was built); use --device cpu", "device"};
+}
+
+}  // namespace sluice
