@@ -87,6 +87,9 @@ class RowSource {
   virtual int64_t cols() const = 0;
   virtual WeightFormat format() const = 0;
   virtual void decode(int64_t row, DecodedRow& out) const = 0;
+  // The bytes of a row where they lie in memory as format() says (float elements, perhaps unaligned), so that
+  // they need not be copied first; empty where rows must be decoded. Valid as long as the source.
+  virtual std::span<const std::byte> stored_row(int64_t row) const { return {}; }
   // Rows made up from a seed instead of read (bench --dummy): a device may make up its own, normally
   // distributed with this deviation, rather than wait for the host's.
   struct Synthetic {

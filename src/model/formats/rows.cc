@@ -16,8 +16,11 @@ class FloatRows final : public RowSource {
   int64_t cols() const override { return cols_; }
   WeightFormat format() const override { return format_; }
   void decode(int64_t row, DecodedRow& out) const override {
-    const std::byte* begin = data_ + size_t(row) * row_bytes_;
-    out.raw.assign(begin, begin + row_bytes_);
+    const std::span<const std::byte> stored = stored_row(row);
+    out.raw.assign(stored.begin(), stored.end());
+  }
+  std::span<const std::byte> stored_row(int64_t row) const override {
+    return {data_ + size_t(row) * row_bytes_, row_bytes_};
   }
 
  private:
