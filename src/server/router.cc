@@ -121,7 +121,9 @@ void Router::handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange)
 }
 
 HttpResponse Router::protocol_error(int status, std::string_view message) {
-  return error_response(status, message);
+  HttpResponse response = error_response(status, message);
+  response.headers.emplace_back("X-Request-Id", "req-" + random_id());  // its own was not read
+  return response;
 }
 
 void Router::answered(int status) { answers_counter(status).add(); }

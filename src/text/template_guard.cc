@@ -383,7 +383,7 @@ void TemplateBudget::fail(ErrorCode code, const char* text) {
 void TemplateBudget::step() {
   const char* here = static_cast<const char*>(__builtin_frame_address(0));
   if (std::abs(stack_base_ - here) > std::ptrdiff_t(kMaxStackBytes)) {
-    fail(ErrorCode::kTooLarge, "recursion too deep");
+    fail(ErrorCode::kInvalidArgument, "recursion too deep");
   }
   if ((++steps_ & 63) == 0 && now_ns() > deadline_ns_) {
     fail(ErrorCode::kDeadlineExceeded, "rendering takes too long");
@@ -392,7 +392,7 @@ void TemplateBudget::step() {
 
 void TemplateBudget::charge(size_t bytes) {
   if (bytes > size_t(memory_bytes_) || (built_bytes_ += int64_t(bytes)) > memory_bytes_ - kept_bytes_) {
-    fail(ErrorCode::kTooLarge, "rendering needs too much memory");
+    fail(ErrorCode::kInvalidArgument, "rendering needs too much memory");
   }
 }
 
@@ -403,7 +403,7 @@ void TemplateBudget::leave(int64_t mark) {
 
 void TemplateBudget::keep(size_t bytes) {
   if (bytes > size_t(memory_bytes_) || (kept_bytes_ += int64_t(bytes)) > memory_bytes_ - built_bytes_) {
-    fail(ErrorCode::kTooLarge, "rendering needs too much memory");
+    fail(ErrorCode::kInvalidArgument, "rendering needs too much memory");
   }
 }
 

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "base/json_error.h"
 #include "text/pre_tokenizer.h"
 
 namespace sluice {
@@ -40,31 +41,12 @@ bool member(element e, const char* key, element& out) {
   return e[key].get(out) == simdjson::SUCCESS && !out.is_null();
 }
 
-const char* in_words(simdjson::error_code error) {
-  switch (error) {
-    case simdjson::EMPTY:
-      return "it is empty";
-    case simdjson::UTF8_ERROR:
-      return "it is not UTF-8";
-    case simdjson::DEPTH_ERROR:
-      return "it is nested too deeply";
-    case simdjson::NUMBER_ERROR:
-      return "a number is malformed";
-    case simdjson::STRING_ERROR:
-    case simdjson::UNCLOSED_STRING:
-    case simdjson::UNESCAPED_CHARS:
-      return "a string is malformed or has no end";
-    default:
-      return "a bracket, comma, quote or value is missing or misplaced";
-  }
-}
-
 Result<element> parse(simdjson::dom::parser& parser, std::string_view json, const char* what) {
   if (json.size() > kMaxFileBytes)
     return Error{ErrorCode::kTooLarge, fmt::format("{} of {} bytes", what, json.size())};
   element root;
   if (const auto error = parser.parse(json.data(), json.size()).get(root); error != simdjson::SUCCESS) {
-    return Error{ErrorCode::kCorrupt, fmt::format("{}: not valid JSON: {}", what, in_words(error))};
+    return Error{ErrorCode::kCorrupt, fmt::format("{}: not valid JSON: {}", what, json_error_words(error))};
   }
   if (!root.is_object()) return Error{ErrorCode::kCorrupt, fmt::format("{}: not an object", what)};
   return root;

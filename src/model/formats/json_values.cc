@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <simdjson.h>
 
+#include "base/json_error.h"
 #include "model/formats/shown.h"
 
 namespace sluice {
@@ -80,25 +81,6 @@ struct JsonFlattener {
       value = std::move(strings);
   }
 };
-
-const char* json_error_words(int error) {
-  switch (error) {
-    case simdjson::EMPTY:
-      return "it is empty";
-    case simdjson::UTF8_ERROR:
-      return "it is not UTF-8";
-    case simdjson::DEPTH_ERROR:
-      return "it is nested too deeply";
-    case simdjson::NUMBER_ERROR:
-      return "a number is malformed";
-    case simdjson::STRING_ERROR:
-    case simdjson::UNCLOSED_STRING:
-    case simdjson::UNESCAPED_CHARS:
-      return "a string is malformed or has no end";
-    default:
-      return "a bracket, comma, quote or value is missing or misplaced";
-  }
-}
 
 Result<JsonValues> JsonValues::parse(std::string_view text, const std::string& path) {
   constexpr size_t kMaxDepth = 64;
