@@ -104,22 +104,42 @@ double whole_mass(const Row& r, float scale) {
   return mass;
 }
 
-// The id at weight `left`, counted in order of ids over those with logits from `from` on: first the slice, by
-// its sum, then the id within it.
-int draw_from(const Row& r, float scale, float from, double left) {
-  const bool all = from == -kInfinity;
+// Where the kept ids end: greater logits are kept, and of equal ones the ids up to `id`.
+struct Cut {
+  float logit;
+  int32_t id;
+};
+constexpr Cut kAll = {-kInfinity, INT32_MAX};
+
+double kept_mass(const Row& r, size_t slice, float scale, const Cut& cut) {
+  const SliceStats& stats = r.stats[slice];
+  if (cut.logit == kAll.logit) return stats.tempered_sum * std::exp(double(stats.max - r.max) * scale);
+  if (stats.max < cut.logit) return 0;
+  const int begin = int(slice) * kSlice, n = slice_size(r.vocab, int(slice));
+  const int with_equals = std::clamp(cut.id + 1 - begin, 0, n);
+  const float* x = r.logits + begin;
+  double mass = 0;
+  if (with_equals > 0) mass += r.k.sum_exp(x, with_equals, r.max, scale, cut.logit);
+  if (with_equals < n)
+    mass += r.k.sum_exp(x + with_equals, n - with_equals, r.max, scale, std::nextafter(cut.logit, kInfinity));
+  return mass;
+}
+
+// The id at weight `left`, counted in order of ids over those that are kept: first the slice, by its sum, then
+// the id within it.
+int draw_from(const Row& r, float scale, const Cut& cut, double left) {
   int chosen = r.arg_max;
   for (size_t s = 0; s < r.stats.size(); ++s) {
-    const SliceStats& stats = r.stats[s];
-    const int begin = int(s) * kSlice, n = slice_size(r.vocab, int(s));
-    const double here = all ? stats.tempered_sum * std::exp(double(stats.max - r.max) * scale)
-                            : r.k.sum_exp(r.logits + begin, n, r.max, scale, from);
+    const double here = kept_mass(r, s, scale, cut);
     if (left >= here && s + 1 < r.stats.size()) {
       left -= here;
       continue;
     }
-    for (int i = begin; i < begin + n; ++i) {
-      const double w = finite(r.logits[i]) >= from ? std::exp((finite(r.logits[i]) - r.max) * scale) : 0;
+    const int begin = int(s) * kSlice, end = begin + slice_size(r.vocab, int(s));
+    for (int i = begin; i < end; ++i) {
+      const float x = finite(r.logits[i]);
+      const bool kept = x > cut.logit || (x == cut.logit && i <= cut.id);
+      const double w = kept ? std::exp((x - r.max) * scale) : 0;
       if (w <= 0) continue;
       chosen = i;  // rounding may leave a little over at the slice's end: then its last possible id is taken
       left -= w;
@@ -130,6 +150,8 @@ int draw_from(const Row& r, float scale, float from, double left) {
   return chosen;
 }
 
+// Candidates in order of ids, as every draw goes, so that a seed names the same id whatever way they were
+// found.
 int draw(std::span<const Candidate> c, double total, double u, int otherwise) {
   double left = u * total;
   int chosen = otherwise;
@@ -198,9 +220,9 @@ int draw_wide(const Row& r, float scale, double u, double target, float shallow,
   std::span<Candidate> band = collect_all(r, at(deep), at(shallow));
   weigh(band, r.max, scale);
   band = band.first(select_mass(band, target - above));
-  const double in_band = sum_weights(band);
-  if (u * (above + in_band) < in_band) return draw(band, above + in_band, u, r.arg_max);
-  return draw_from(r, scale, at(shallow), u * (above + in_band) - in_band);
+  if (band.empty()) return draw_from(r, scale, {at(shallow), INT32_MAX}, u * above);
+  const Candidate last = *std::max_element(band.begin(), band.end(), before);
+  return draw_from(r, scale, {finite(last.logit), last.id}, u * (above + sum_weights(band)));
 }
 
 // min_p, top_k and top_p over the ids within some depth below the maximum, deeper until the answer is exact.
@@ -233,6 +255,7 @@ int draw_filtered(const Row& r, float scale, double u) {
       c = c.first(select_mass(c, target));
       total = sum_weights(c);
     }
+    std::sort(c.begin(), c.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
     return draw(c, total, u, r.arg_max);
   }
 }
@@ -244,7 +267,7 @@ int choose(Row& r) {
   const float scale = 1 / w.temperature;
   const double u = uniform(w.seed, w.counter);
   const bool filtered = (w.top_k > 0 && w.top_k < r.vocab) || w.top_p < 1 || w.min_p > 0;
-  return filtered ? draw_filtered(r, scale, u) : draw_from(r, scale, -kInfinity, u * whole_mass(r, scale));
+  return filtered ? draw_filtered(r, scale, u) : draw_from(r, scale, kAll, u * whole_mass(r, scale));
 }
 
 bool has_penalties(const SampleRow& w) {
