@@ -1,0 +1,140 @@
+// cuda_linear_bench [quick]: the streaming product over the shapes of an 8B model, weights rotated past the L2,
+// in a graph; then the products of a decode step one after the other. One line each: us, GB/s, share of what a
+// read-only kernel reaches on an H200 (4.56 TB/s).
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "tensor/cuda/device/launch.h"
+#include "tensor/cuda/linear/stream_gemm.h"
+#include "tensor/cuda/testing/device.h"
+
+namespace sluice::cuda {
+namespace {
+
+using namespace test;  // NOLINT
+
+constexpr double kCeiling = 4.56e12;
+
+__global__ void fill(uint32_t* p, size_t n, uint32_t seed) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) {
+    uint32_t h = uint32_t(i) * 2654435761u + seed;
+    h ^= h >> 15, h *= 0x2c1b3c6du, h ^= h >> 12, h *= 0x297a2d39u, h ^= h >> 15;
+    p[i] = (h & 0x80ff80ffu) | 0x3c003c00u;  // two bf16 of size 2^-7 .. 2^-6
+  }
+}
+
+struct Bench {
+  DeviceBytes weights{size_t(15) << 30};
+  DeviceBytes x{128 * 14336 * 2};
+  DeviceBytes out{size_t(128) * 128256 * 4};
+  DeviceBytes workspace{stream_gemm_workspace_bytes(context().multiprocessors)};
+
+  Bench() {
+    stream_gemm_prepare();
+    CUDA_CHECK(cudaMemset(workspace.data(), 0, workspace.bytes()));
+    fill<<<1024, 256, 0, context().stream>>>(weights.as<uint32_t>(), weights.bytes() / 4, 1);
+    fill<<<1024, 256, 0, context().stream>>>(x.as<uint32_t>(), x.bytes() / 4, 2);
+    wait();
+  }
+  void enqueue(int64_t m, int64_t n, int64_t k, bool f32, size_t offset, const StreamConfig& c,
+               const Context& on = context()) {
+    Weight w;
+    w.rows = n;
+    w.cols = k;
+    const CUtensorMap map = stream_gemm_weight_map(weights.as<char>() + offset, n, k);
+    stream_gemm(
+        on,
+        {bf16_tensor(x.data(), m, k), w, nullptr, Tensor{out.data(), f32 ? DType::f32 : DType::bf16, m, n, n}},
+        map, c, workspace.data());
+  }
+  float shape_us(int64_t m, int64_t n, int64_t k, bool f32, const StreamConfig& c,
+                 const Context& on = context()) {
+    const size_t bytes = size_t(n) * size_t(k) * 2;
+    const int count = int(std::max<size_t>(4, (size_t(3) << 30) / bytes));
+    return 1000 * graph_ms(count, 5, [&](int i) { enqueue(m, n, k, f32, size_t(i) * bytes, c, on); });
+  }
+  // The four products of each of 32 layers; ms of all.
+  template <typename F>
+  float chain_ms(int64_t m, const F& config_of) {
+    return graph_ms(1, 5, [&](int) {
+      size_t offset = 0;
+      for (int layer = 0; layer < 32; ++layer)
+        for (auto [n, k] : {std::pair{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}}) {
+          enqueue(m, n, k, false, offset, config_of(n, k));
+          offset += size_t(n) * size_t(k) * 2;
+        }
+    });
+  }
+};
+
+struct Row {
+  const char* name;
+  int64_t n, k;
+  bool f32;
+};
+constexpr Row kRows[] = {{"qkv", 6144, 4096, false},
+                         {"o", 4096, 4096, false},
+                         {"gate+up", 28672, 4096, false},
+                         {"down", 4096, 14336, false},
+                         {"head", 128256, 4096, true}};
+
+StreamConfig with(StreamConfig c, int tile, int depth, int ring_kb, int prefetch) {
+  c.tile = tile, c.depth = depth, c.prefetch = prefetch;
+  c.stages = int(std::min<int64_t>(32, ring_kb * 1024 / stream_stage_bytes(c)));
+  return c;
+}
+
+void table(Bench& bench, int64_t m) {
+  for (const Row& r : kRows) {
+    const LinearChoice choice =
+        choose_linear({m, r.n, r.k, r.f32 ? DType::f32 : DType::bf16}, context().multiprocessors);
+    if (choice.way != LinearChoice::Way::stream) continue;
+    const double us = bench.shape_us(m, r.n, r.k, r.f32, choice.stream);
+    const double bytes = double(r.n) * double(r.k) * 2;
+    std::printf("%-8s m %3d  %7.2f us  %5.0f GB/s  %5.1f %%  %s\n", r.name, int(m), us, bytes / us / 1e3,
+                100 * bytes / (us * 1e-6) / kCeiling, choice.text().c_str());
+  }
+}
+
+// Which tile, depth, ring and prefetch: one line per variant, us per shape and the chain's ms.
+void variants(Bench& bench, int64_t m) {
+  std::printf("m %d, us: qkv, o, gate+up, down; ms of 32 layers (floor %.2f)\n", int(m),
+              32 * 436.2e6 / kCeiling * 1e3);
+  const StreamConfig base = choose_linear({m, 4096, 4096, DType::bf16}, context().multiprocessors).stream;
+  const auto line = [&](int tile, int depth, int ring_kb, int prefetch) {
+    const StreamConfig c = with(base, tile, depth, ring_kb, prefetch);
+    if (!stream_gemm_supports(c)) return;
+    std::printf("  tile %3d x %3d, %2d stages, %2d ahead:", tile, depth, c.stages, prefetch);
+    for (const Row& r : kRows)
+      if (!r.f32) std::printf(" %7.2f", bench.shape_us(m, r.n, r.k, r.f32, c));
+    std::printf("  %.3f\n", bench.chain_ms(m, [&](int, int) { return c; }));
+    std::fflush(stdout);
+  };
+  for (auto [tile, depth] : {std::pair{64, 64}, {64, 128}, {128, 64}})
+    for (int ring_kb : {108, 216})
+      for (int prefetch_kb : {0, 64, 128, 256}) {
+        if (ring_kb == 216 && prefetch_kb != 64) continue;
+        line(tile, depth, ring_kb, prefetch_kb * 1024 / (tile * depth * 2));
+      }
+}
+
+void run(int argc, char** argv) {
+  Bench bench;
+  std::vector<int64_t> rows = {1, 16, 32, 64, 128};
+  if (argc > 2) {
+    rows.clear();
+    for (int i = 2; i < argc; ++i) rows.push_back(std::atoi(argv[i]));
+  }
+  for (int64_t m : rows) {
+    if (argc > 1 && !std::strcmp(argv[1], "variants"))
+      variants(bench, m);
+    else
+      table(bench, m);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::cuda
+
+int main(int argc, char** argv) { sluice::cuda::run(argc, argv); }

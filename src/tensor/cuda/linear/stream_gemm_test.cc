@@ -1,0 +1,199 @@
+#include "tensor/cuda/linear/stream_gemm.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "tensor/cuda/testing/device.h"
+
+namespace sluice::cuda {
+namespace {
+
+using namespace test;  // NOLINT: the test's own vocabulary
+
+// Cheap random values, exact in bf16 (a normal distribution of a weight this large would take longer than the
+// test).
+std::vector<float> noise(size_t n, uint64_t seed, float scale) {
+  std::vector<float> v(n);
+  uint64_t state = seed * 0x9e3779b97f4a7c15 + 1;
+  for (float& x : v) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    x = scale * (float(int(state >> 56)) - 127.5f) / 128;  // 9 significant bits, so rounded
+    x = bf16_to_f32(f32_to_bf16(x));
+  }
+  return v;
+}
+
+struct Case {
+  int64_t m, n, k;
+  bool bias = false, f32 = false;
+  int64_t x_gap = 0;
+};
+
+class Product {
+ public:
+  explicit Product(const Case& c)
+      : c_(c),
+        x_(noise(size_t(c.m * (c.k + c.x_gap)), 1 + uint64_t(c.m), 1)),
+        w_(noise(size_t(c.n * c.k), 2 + uint64_t(c.n), 0.1f)),
+        bias_(noise(size_t(c.n), 3, 4)),
+        device_x_(upload_bf16(x_)),
+        device_w_(upload_bf16(w_)),
+        device_bias_(upload(bias_)),
+        map_(stream_gemm_weight_map(device_w_.data(), c.n, c.k)) {
+    weight_.rows = c.n;
+    weight_.cols = c.k;
+  }
+
+  // The output, [m, n + 8] with what lies between the rows; NaN where nothing was written.
+  std::vector<float> run(const StreamConfig& config, int times = 1) {
+    const int64_t stride = c_.n + 8;
+    const DType dtype = c_.f32 ? DType::f32 : DType::bf16;
+    DeviceBytes out(size_t(c_.m * stride) * dtype_size(dtype));
+    const LinearArgs args{bf16_tensor(device_x_.data(), c_.m, c_.k, c_.k + c_.x_gap), weight_,
+                          c_.bias ? device_bias_.as<float>() : nullptr,
+                          Tensor{out.data(), dtype, c_.m, c_.n, stride}};
+    for (int i = 0; i < times; ++i) stream_gemm(context(), args, map_, config, workspace());
+    if (c_.f32) return download<float>(out.data(), size_t(c_.m * stride));
+    return download_bf16(out.data(), size_t(c_.m * stride));
+  }
+
+  // In float64, some of the columns: all of the first and last tile, and some between.
+  void expect_right(const std::vector<float>& got) const {
+    double difference = 0, size = 0;
+    for (int64_t row = 0; row < c_.m; ++row) {
+      for (int64_t i = 0; i < 8; ++i) ASSERT_TRUE(std::isnan(got[size_t(row * (c_.n + 8) + c_.n + i)]));
+      for (int64_t column = 0; column < c_.n; ++column) {
+        const float value = got[size_t(row * (c_.n + 8) + column)];
+        ASSERT_FALSE(std::isnan(value)) << row << ", " << column;
+        if (column >= 130 && column < c_.n - 130 && column % 613) continue;
+        double want = c_.bias ? bias_[size_t(column)] : 0;
+        for (int64_t i = 0; i < c_.k; ++i)
+          want += double(x_[size_t(row * (c_.k + c_.x_gap) + i)]) * double(w_[size_t(column * c_.k + i)]);
+        difference += (value - want) * (value - want);
+        size += want * want;
+      }
+    }
+    EXPECT_LT(std::sqrt(difference / size), c_.f32 ? 2e-5 : 2.5e-3);  // rounding to bf16: 1.7e-3
+  }
+
+  static void* workspace() {
+    static const DeviceBytes bytes = [] {
+      stream_gemm_prepare();
+      DeviceBytes made(stream_gemm_workspace_bytes(context().multiprocessors));
+      CUDA_CHECK(cudaMemset(made.data(), 0, made.bytes()));
+      return made;
+    }();
+    return bytes.data();
+  }
+
+ private:
+  const Case c_;
+  const std::vector<float> x_, w_, bias_;
+  const DeviceBytes device_x_, device_w_, device_bias_;
+  const CUtensorMap map_;
+  Weight weight_;
+};
+
+StreamConfig config_for(const Case& c) {
+  const LinearChoice choice =
+      choose_linear({c.m, c.n, c.k, c.f32 ? DType::f32 : DType::bf16}, context().multiprocessors);
+  StreamConfig config = choice.stream;
+  EXPECT_TRUE(stream_gemm_supports(config)) << choice.text();
+  return config;
+}
+
+void check(const Case& c) {
+  SCOPED_TRACE(fmt::format("m {} n {} k {} bias {} f32 {} gap {}", c.m, c.n, c.k, c.bias, c.f32, c.x_gap));
+  Product product(c);
+  const StreamConfig config = config_for(c);
+  const std::vector<float> first = product.run(config), second = product.run(config, 3);
+  product.expect_right(first);
+  for (size_t i = 0; i < first.size(); ++i)
+    if (!std::isnan(first[i])) ASSERT_EQ(first[i], second[i]) << "not the same twice, at " << i;
+}
+
+TEST(StreamGemm, EveryNumberOfRows) {
+  for (int64_t m : {1, 2, 7, 8, 9, 16, 17, 33, 64, 100, 128}) {
+    check({m, 576, 576});
+    check({m, 384, 1536, true, m % 2 == 0, 64});
+  }
+}
+TEST(StreamGemm, AwkwardShapes) {
+  for (int64_t m : {1, 9, 33, 128})
+    for (int64_t n : {8, 72, 384})
+      for (int64_t k : {8, 64, 72, 136, 576}) check({m, n, k, n == 72, k == 72, 8});
+}
+TEST(StreamGemm, LongSums) {
+  for (int64_t m : {1, 16, 17, 64, 128}) check({m, 576, 14336, true, true});
+}
+TEST(StreamGemm, ManyColumns) {
+  for (int64_t m : {1, 16, 33, 128}) {
+    check({m, 49152, 576, false, true});
+    check({m, 6144, 1536, true, false});
+  }
+}
+
+// What a graph replays is what was enqueued, and the workspace is left as it was found.
+TEST(StreamGemm, Replayed) {
+  const Case c{5, 1000, 4096, true, true};
+  Product product(c);
+  const StreamConfig config = config_for(c);
+  const std::vector<float> want = product.run(config);
+
+  const std::vector<float> x = noise(size_t(c.m * c.k), 1 + uint64_t(c.m), 1),
+                           w = noise(size_t(c.n * c.k), 2 + uint64_t(c.n), 0.1f);
+  const DeviceBytes device_x = upload_bf16(x), device_w = upload_bf16(w),
+                    bias = upload(noise(size_t(c.n), 3, 4));
+  const CUtensorMap map = stream_gemm_weight_map(device_w.data(), c.n, c.k);
+  Weight weight;
+  weight.rows = c.n;
+  weight.cols = c.k;
+  std::vector<DeviceBytes> outs;
+  for (int i = 0; i < 8; ++i) outs.emplace_back(size_t(c.m * c.n) * 4);
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  CUDA_CHECK(cudaStreamBeginCapture(context().stream, cudaStreamCaptureModeThreadLocal));
+  for (DeviceBytes& out : outs)
+    stream_gemm(context(),
+                {bf16_tensor(device_x.data(), c.m, c.k), weight, bias.as<float>(),
+                 Tensor{out.data(), DType::f32, c.m, c.n, c.n}},
+                map, config, Product::workspace());
+  CUDA_CHECK(cudaStreamEndCapture(context().stream, &graph));
+  CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
+  for (int i = 0; i < 3; ++i) CUDA_CHECK(cudaGraphLaunch(exec, context().stream));
+  for (DeviceBytes& out : outs) {
+    const std::vector<float> got = download<float>(out.data(), size_t(c.m * c.n));
+    for (int64_t row = 0; row < c.m; ++row)
+      for (int64_t i = 0; i < c.n; ++i)
+        ASSERT_EQ(got[size_t(row * c.n + i)], want[size_t(row * (c.n + 8) + i)]) << row << ", " << i;
+  }
+  CUDA_CHECK(cudaGraphExecDestroy(exec));
+  CUDA_CHECK(cudaGraphDestroy(graph));
+}
+
+// A row's result does not depend on the rows beside it.
+TEST(StreamGemm, RowsDoNotMix) {
+  const Case six{6, 576, 1536, false, true}, one{1, 576, 1536, false, true};
+  Product product(six);
+  const std::vector<float> all = product.run(config_for(six));
+  const StreamConfig config = config_for(one);
+  EXPECT_EQ(config, config_for(six));
+}
+
+TEST(LinearChoice, IsMadeOfCompiledKernels) {
+  for (int64_t m : {1, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 4096})
+    for (int64_t n : {72, 4096, 6144, 28672, 128256})
+      for (int64_t k : {72, 576, 4096, 14336})
+        for (DType out : {DType::bf16, DType::f32}) {
+          const LinearChoice choice = choose_linear({m, n, k, out}, 132);
+          if (choice.way != LinearChoice::Way::stream) continue;
+          EXPECT_TRUE(stream_gemm_supports(choice.stream)) << choice.text();
+          EXPECT_GE(choice.stream.rows, m);
+          EXPECT_LE(stream_shared_bytes(choice.stream), 227 * 1024);
+        }
+  EXPECT_EQ(choose_linear({8192, 4096, 4096, DType::bf16}, 132).way, LinearChoice::Way::cublaslt);
+}
+
+}  // namespace
+}  // namespace sluice::cuda
