@@ -1,0 +1,195 @@
+#include "tensor/cuda/linear/linear.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "tensor/cuda/linear/cublaslt.h"
+#include "tensor/cuda/testing/device.h"
+#include "tensor/cuda/testing/memory_backend.h"
+
+namespace sluice::cuda::test {
+namespace {
+
+MemoryBackend& memory() {
+  static MemoryBackend backend;
+  return backend;
+}
+Linear& linear() {
+  static const auto made = [] {
+    auto l = make_linear(context(), memory());
+    if (!l) ADD_FAILURE() << l.error().message;
+    return std::move(l).value();
+  }();
+  return *made;
+}
+
+// Rows that the judge takes from a host matrix.
+class ListedRows final : public RowSource {
+ public:
+  ListedRows(const std::vector<float>& values, int64_t cols, const std::vector<int64_t>& rows)
+      : values_(values), cols_(cols), rows_(rows) {}
+  int64_t rows() const override { return int64_t(rows_.size()); }
+  int64_t cols() const override { return cols_; }
+  WeightFormat format() const override { return {}; }
+  void decode(int64_t row, DecodedRow& out) const override {
+    const auto* begin = reinterpret_cast<const std::byte*>(values_.data() + rows_[size_t(row)] * cols_);
+    out.raw.assign(begin, begin + cols_ * int64_t(sizeof(float)));
+  }
+
+ private:
+  const std::vector<float>& values_;
+  int64_t cols_;
+  const std::vector<int64_t>& rows_;
+};
+
+struct Shape {
+  int64_t m, n, k;
+  bool bias = false;
+  DType out = DType::bf16;
+  int64_t x_gap = 0, out_gap = 0;  // unused elements behind each row
+  bool capture = false;            // the shape's first product is inside a capture
+};
+
+// All of them, or the ends and a random choice where the judge would take too long.
+std::vector<int64_t> chosen(int64_t of, int64_t most, uint32_t seed) {
+  std::vector<int64_t> rows(static_cast<size_t>(of));
+  std::iota(rows.begin(), rows.end(), 0);
+  if (of <= most) return rows;
+  std::mt19937 rng(seed);
+  std::shuffle(rows.begin() + 1, rows.end() - 1, rng);
+  std::swap(rows[size_t(most - 1)], rows.back());
+  rows.resize(size_t(most));
+  return rows;
+}
+
+void enqueue(const LinearArgs& a, bool capture) {
+  if (!capture) return linear().run(a);
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  CUDA_CHECK(cudaStreamBeginCapture(context().stream, cudaStreamCaptureModeThreadLocal));
+  linear().run(a);
+  CUDA_CHECK(cudaStreamEndCapture(context().stream, &graph));
+  CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
+  CUDA_CHECK(cudaGraphLaunch(exec, context().stream));
+  wait();
+  CUDA_CHECK(cudaGraphExecDestroy(exec));
+  CUDA_CHECK(cudaGraphDestroy(graph));
+}
+
+// bf16 results: half a unit of the last place is 2^-9 = 2e-3 relative; float32 ones differ by the order of
+// sums.
+void expect_product(const Shape& s) {
+  SCOPED_TRACE(testing::Message() << s.m << " rows, " << s.k << " to " << s.n << (s.bias ? ", bias" : "")
+                                  << ", out " << dtype_name(s.out) << ", gaps " << s.x_gap << " " << s.out_gap);
+  static uint32_t seed = 1;
+  const int64_t x_stride = s.k + s.x_gap, out_stride = s.n + s.out_gap;
+  const auto x = random_bf16(size_t(s.m * x_stride), ++seed);
+  const auto w = random_bf16(size_t(s.n * s.k), ++seed, 1 / std::sqrt(float(s.k)));
+  auto bias = random_bf16(size_t(s.n), ++seed);
+  const DeviceBytes x_card = upload_bf16(x), bias_card = upload(bias);
+  Weight weight{s.n, s.k, {}};
+  weight.parts.push_back({0, s.n, {WeightElement::bf16, 0, false}, memory().alloc(w.size() * 2)});
+  {
+    const DeviceBytes bits = upload_bf16(w);
+    CUDA_CHECK(cudaMemcpy(weight.parts[0].data.data(), bits.data(), w.size() * 2, cudaMemcpyDeviceToDevice));
+  }
+  linear().prepare(weight);
+  const size_t out_elements = size_t((s.m + 1) * out_stride);
+  const DeviceBytes out(out_elements * dtype_size(s.out));
+  enqueue({bf16_tensor(x_card.data(), s.m, s.k, x_stride), weight, s.bias ? bias_card.as<float>() : nullptr,
+           Tensor{out.data(), s.out, s.m, s.n, out_stride}},
+          s.capture);
+  const auto all = s.out == DType::bf16 ? download_bf16(out.data(), out_elements)
+                                        : download<float>(out.data(), out_elements);
+
+  const auto rows = chosen(s.m, 40, seed), columns = chosen(s.n, 600, seed);
+  static const auto judge = make_ref_backend();
+  const ListedRows listed(w, s.k, columns);
+  const Backend::PackSource source{&listed, {}};
+  const auto judged = judge->pack(std::span(&source, 1));
+  std::vector<float> x_rows, want(rows.size() * columns.size()), got, bias_columns;
+  for (int64_t r : rows) x_rows.insert(x_rows.end(), &x[size_t(r * x_stride)], &x[size_t(r * x_stride)] + s.k);
+  for (int64_t c : columns) bias_columns.push_back(bias[size_t(c)]);
+  judge->linear({f32_tensor(x_rows, int64_t(rows.size()), s.k), *judged, s.bias ? bias_columns.data() : nullptr,
+                 f32_tensor(want, int64_t(rows.size()), int64_t(columns.size()))});
+  for (int64_t r : rows)
+    for (int64_t c : columns) got.push_back(all[size_t(r * out_stride + c)]);
+  EXPECT_LT(relative_error(got, want), s.out == DType::bf16 ? 3e-3 : 1e-5);
+
+  size_t touched = 0, unwritten = 0;
+  for (int64_t r = 0; r <= s.m; ++r)
+    for (int64_t c = 0; c < out_stride; ++c) {
+      const bool nan = std::isnan(all[size_t(r * out_stride + c)]);
+      (r < s.m && c < s.n ? unwritten : touched) += r < s.m && c < s.n ? nan : !nan;
+    }
+  EXPECT_EQ(touched, 0u) << "written beside the result";
+  EXPECT_EQ(unwritten, 0u);
+}
+
+TEST(Linear, SmallModelsShapes) {
+  for (int64_t m : {1, 2, 3, 7, 8, 9, 16, 17, 31, 33, 64, 65, 100, 127, 128, 129, 200, 256, 257, 300}) {
+    expect_product({m, 72, 72});
+    expect_product({m, 960, 576});
+    expect_product({m, 640, 2048, true});
+    expect_product({m, 1000, 640, false, DType::f32});
+  }
+}
+
+TEST(Linear, OddWidths) {
+  for (int64_t m : {1, 5, 16, 33, 130, 515})
+    for (int64_t n : {1, 2, 7, 9, 49, 1001, 4099}) {
+      expect_product({m, n, 64});
+      expect_product({m, n, 264, true});
+      expect_product({m, n, 8, true, DType::f32});
+    }
+}
+
+TEST(Linear, Views) {
+  for (int64_t m : {1, 4, 16, 50, 257}) {
+    expect_product({m, 512, 576, false, DType::bf16, 64, 0});
+    expect_product({m, 512, 576, true, DType::bf16, 8, 24});
+    expect_product({m, 500, 576, false, DType::f32, 0, 12});
+  }
+}
+
+TEST(Linear, LargeModelsShapes) {
+  for (int64_t m : {1, 8, 32, 128, 640, 2176}) {
+    expect_product({m, 6144, 4096});
+    expect_product({m, 4096, 14336});
+  }
+  expect_product({130, 28672, 4096, true});
+  expect_product({64, 128256, 4096, false, DType::f32});
+}
+
+// A shape that is met for the first time inside a capture: no algorithm is timed, nothing allocated.
+TEST(Linear, FirstMetInACapture) {
+  for (int64_t m : {1, 12, 24, 72, 144, 384}) {
+    expect_product({m, 1536, 1152, false, DType::bf16, 0, 0, true});
+    expect_product({m, 1544, 1152, true, DType::bf16, 0, 0, true});
+    expect_product({m, 1552, 1152, false, DType::f32, 0, 0, true});
+  }
+}
+
+TEST(Linear, NoRows) {
+  Weight weight{8, 8, {}};
+  weight.parts.push_back({0, 8, {WeightElement::bf16, 0, false}, memory().alloc(128)});
+  linear().run({bf16_tensor(nullptr, 0, 8), weight, nullptr, bf16_tensor(nullptr, 0, 8)});
+  wait();
+}
+
+TEST(RoundedRows, NeverBelowAndFew) {
+  int64_t last = 0, distinct = 0;
+  for (int64_t m = 1; m <= 8192; ++m) {
+    const int64_t r = rounded_rows(m);
+    EXPECT_GE(r, m);
+    EXPECT_GE(r, last);
+    EXPECT_LE(r, m + std::max<int64_t>(7, m / 8));
+    distinct += r != last;
+    last = r;
+  }
+  EXPECT_LE(distinct, 80);
+}
+
+}  // namespace
+}  // namespace sluice::cuda::test
