@@ -1,0 +1,299 @@
+// Row ops against ref/ in float32. Inputs are values that bf16 holds exactly, so an element may differ by its
+// own rounding to bf16 (2^-8 of it) and little more.
+#include "tensor/cuda/rows/rows.h"
+
+#include "tensor/cuda/testing/paged.h"
+
+namespace sluice::cuda::test {
+namespace {
+
+const std::vector<int> kRows = {1, 7, 33, 257};
+const std::vector<int> kColumns = {64, 72, 576, 640, 4096, 8192};
+
+// `slack`: error of the arithmetic before the last rounding, in units of the values' size.
+void expect_rounded(const std::vector<float>& got, const std::vector<float>& want, float slack = 2e-6f) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    ASSERT_LE(std::fabs(got[i] - want[i]), 0x1.02p-8f * std::fabs(want[i]) + slack)
+        << "at " << i << ": got " << got[i] << ", want " << want[i];
+  }
+}
+
+std::vector<float> random_f32(size_t n, uint32_t seed) {
+  std::vector<float> v = random_bf16(n, seed);
+  for (size_t i = 0; i < n; ++i) v[i] = 1 + 0.3f * v[i] + 1e-4f * float(i % 7);
+  return v;
+}
+
+TEST(CudaRows, RmsNorm) {
+  const auto judge = make_ref_backend();
+  uint32_t seed = 1;
+  for (int rows : kRows) {
+    for (int columns : kColumns) {
+      SCOPED_TRACE(testing::Message() << rows << " x " << columns);
+      const size_t n = size_t(rows) * size_t(columns);
+      std::vector<float> x = random_bf16(n, ++seed, 3), weight = random_f32(size_t(columns), ++seed), want(n);
+      judge->rms_norm({f32_tensor(x, rows, columns), weight.data(), 1e-5f, f32_tensor(want, rows, columns)});
+      const DeviceBytes dx = upload_bf16(x), dw = upload(weight), out(n * 2);
+      rms_norm(context(), {bf16_tensor(dx.data(), rows, columns), dw.as<float>(), 1e-5f,
+                           bf16_tensor(out.data(), rows, columns)});
+      expect_rounded(download_bf16(out.data(), n), want);
+      rms_norm(context(), {bf16_tensor(dx.data(), rows, columns), dw.as<float>(), 1e-5f,
+                           bf16_tensor(dx.data(), rows, columns)});
+      expect_rounded(download_bf16(dx.data(), n), want);
+    }
+  }
+}
+
+void check_add_rms_norm(int rows, int columns, bool with_post, uint32_t seed) {
+  SCOPED_TRACE(testing::Message() << rows << " x " << columns << (with_post ? ", with post norm" : ""));
+  const auto judge = make_ref_backend();
+  const size_t n = size_t(rows) * size_t(columns);
+  std::vector<float> x = random_bf16(n, seed, 0.5f), residual = random_bf16(n, seed + 1, 4);
+  std::vector<float> weight = random_f32(size_t(columns), seed + 2),
+                     post = random_f32(size_t(columns), seed + 3);
+  const DeviceBytes dx = upload_bf16(x), dr = upload_bf16(residual), dw = upload(weight), dp = upload(post);
+  std::vector<float> want(n);
+  judge->add_rms_norm({f32_tensor(residual, rows, columns), f32_tensor(x, rows, columns),
+                       with_post ? post.data() : nullptr, weight.data(), 1e-6f,
+                       f32_tensor(want, rows, columns)});
+  // In place, as the decoder calls it.
+  add_rms_norm(context(), {bf16_tensor(dr.data(), rows, columns), bf16_tensor(dx.data(), rows, columns),
+                           with_post ? dp.as<float>() : nullptr, dw.as<float>(), 1e-6f,
+                           bf16_tensor(dx.data(), rows, columns)});
+  expect_rounded(download_bf16(dr.data(), n), residual, 1e-5f);
+  expect_rounded(download_bf16(dx.data(), n), want, 1e-5f);
+}
+
+TEST(CudaRows, AddRmsNorm) {
+  uint32_t seed = 100;
+  for (int rows : kRows) {
+    for (int columns : kColumns) {
+      check_add_rms_norm(rows, columns, false, seed += 10);
+      check_add_rms_norm(rows, columns, true, seed += 10);
+    }
+  }
+  check_add_rms_norm(3, 16384, true, 7);
+  check_add_rms_norm(3, 2048, false, 8);
+}
+
+TEST(CudaRows, EqualRowsGiveEqualBitsInAnyBatch) {
+  constexpr int kRowCount = 300, kWidth = 4096;
+  const std::vector<float> one = random_bf16(kWidth, 5), weight = random_f32(kWidth, 6);
+  std::vector<float> many;
+  for (int r = 0; r < kRowCount; ++r) many.insert(many.end(), one.begin(), one.end());
+  const DeviceBytes x1 = upload_bf16(one), x = upload_bf16(many), w = upload(weight), r1 = upload_bf16(one),
+                    r = upload_bf16(many);
+  add_rms_norm(context(), {bf16_tensor(r1.data(), 1, kWidth), bf16_tensor(x1.data(), 1, kWidth), nullptr,
+                           w.as<float>(), 1e-5f, bf16_tensor(x1.data(), 1, kWidth)});
+  add_rms_norm(context(), {bf16_tensor(r.data(), kRowCount, kWidth), bf16_tensor(x.data(), kRowCount, kWidth),
+                           nullptr, w.as<float>(), 1e-5f, bf16_tensor(x.data(), kRowCount, kWidth)});
+  const auto want = download<uint16_t>(x1.data(), kWidth),
+             got = download<uint16_t>(x.data(), kRowCount * kWidth);
+  for (size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], want[i % kWidth]);
+}
+
+TEST(CudaRows, ActMul) {
+  const auto judge = make_ref_backend();
+  uint32_t seed = 300;
+  for (Activation activation : {Activation::silu, Activation::gelu_tanh}) {
+    for (int rows : kRows) {
+      for (int columns : {8, 72, 1536, 14336}) {
+        SCOPED_TRACE(testing::Message() << rows << " x " << columns);
+        std::vector<float> in = random_bf16(size_t(rows) * size_t(columns) * 2, ++seed, 3);
+        in[0] = 300, in[1] = -300, in[2] = 0, in[3] = -12;
+        std::vector<float> want(size_t(rows) * size_t(columns));
+        judge->act_mul({f32_tensor(in, rows, 2 * columns), activation, f32_tensor(want, rows, columns)});
+        const DeviceBytes d = upload_bf16(in), out(want.size() * 2);
+        act_mul(context(),
+                {bf16_tensor(d.data(), rows, 2 * columns), activation, bf16_tensor(out.data(), rows, columns)});
+        expect_rounded(download_bf16(out.data(), want.size()), want, 3e-5f);
+      }
+    }
+  }
+}
+
+TEST(CudaRows, EmbedReadsIdsOrTheLastSampled) {
+  constexpr int kVocab = 500;
+  for (int columns : {64, 576, 4096}) {
+    for (int rows : kRows) {
+      std::vector<float> table = random_bf16(size_t(kVocab) * size_t(columns), 9);
+      std::mt19937 rng(10);
+      std::vector<int32_t> last(16), ids(static_cast<size_t>(rows));
+      for (int32_t& id : last) id = int32_t(rng() % kVocab);
+      for (int32_t& id : ids) id = rng() % 3 ? int32_t(rng() % kVocab) : -1 - int32_t(rng() % 16);
+      const float scale = columns == 64 ? 8 : columns == 576 ? 25.298221f : 1;
+      const DeviceBytes d_ids = upload(ids), d_last = upload(last);
+      const DeviceBytes out(size_t(rows) * size_t(columns) * 2);
+      Weight weight;
+      weight.rows = kVocab, weight.cols = columns;
+      DeviceBytes d_table = upload_bf16(table);
+      weight.parts.push_back({0, kVocab, {WeightElement::bf16, 0, false}, Buffer(nullptr, d_table.data(), 0)});
+      BatchInput batch;
+      batch.tokens = rows, batch.token_ids = d_ids.as<int32_t>(), batch.last_ids = d_last.as<int32_t>();
+      embed(context(), {weight, batch, scale, bf16_tensor(out.data(), rows, columns)});
+      const auto got = download_bf16(out.data(), size_t(rows) * size_t(columns));
+      std::vector<float> want;
+      for (int32_t id : ids) {
+        const float* from = table.data() + size_t(id < 0 ? last[size_t(-1 - id)] : id) * size_t(columns);
+        for (int c = 0; c < columns; ++c) want.push_back(bf16_to_f32(f32_to_bf16(from[c] * scale)));
+      }
+      ASSERT_EQ(got, want) << rows << " x " << columns;
+    }
+  }
+}
+
+TEST(CudaRows, GatherRows) {
+  for (int columns : {72, 4096}) {
+    const std::vector<float> x = random_bf16(40 * size_t(columns), 11);
+    const std::vector<int32_t> index = {39, 0, 7, 7, 12};
+    const DeviceBytes dx = upload_bf16(x), di = upload(index), out(5 * size_t(columns) * 2);
+    gather_rows(context(), bf16_tensor(dx.data(), 40, columns), di.as<int32_t>(),
+                bf16_tensor(out.data(), 5, columns));
+    const auto got = download_bf16(out.data(), 5 * size_t(columns));
+    for (size_t i = 0; i < got.size(); ++i)
+      ASSERT_EQ(got[i], x[size_t(index[i / size_t(columns)]) * size_t(columns) + i % size_t(columns)]);
+  }
+}
+
+TEST(CudaRows, CopyBlocks) {
+  for (size_t block : {size_t(48), size_t(16384) + 16, size_t(1) << 20}) {
+    std::vector<uint8_t> pool(block * 7);
+    std::mt19937 rng(12);
+    for (uint8_t& b : pool) b = uint8_t(rng());
+    const std::vector<int32_t> pairs = {6, 0, 3, 2, 6, 5};
+    const DeviceBytes d = upload(pool), dp = upload(pairs);
+    copy_blocks(context(), d.as<std::byte>(), block, dp.as<int32_t>(), 3);
+    for (size_t p = 0; p < 3; ++p)
+      std::memcpy(&pool[size_t(pairs[2 * p + 1]) * block], &pool[size_t(pairs[2 * p]) * block], block);
+    ASSERT_TRUE(download<uint8_t>(d.data(), pool.size()) == pool);
+  }
+}
+
+struct Moments {
+  double mean = 0, deviation = 0, fourth = 0, neighbours = 0, largest = 0;
+};
+Moments moments(const std::vector<float>& v) {
+  Moments m;
+  const double n = double(v.size());
+  for (float x : v) m.mean += x / n;
+  for (size_t i = 0; i < v.size(); ++i) {
+    m.deviation += double(v[i]) * v[i] / n;
+    m.fourth += std::pow(double(v[i]), 4) / n;
+    if (i > 0) m.neighbours += double(v[i]) * v[i - 1] / n;
+    m.largest = std::max(m.largest, std::fabs(double(v[i])));
+  }
+  m.fourth /= m.deviation * m.deviation;
+  m.neighbours /= m.deviation;
+  m.deviation = std::sqrt(m.deviation);
+  return m;
+}
+
+TEST(CudaRows, FillRandomIsNormalAndNamedBySeedAndIndex) {
+  constexpr size_t kCount = (1 << 20) + 3;
+  const DeviceBytes a((kCount + 5) * 2), b(kCount * 2), c(kCount * 2);
+  fill_random(context(), a.data(), kCount, 77, 0.02f);
+  fill_random(context(), b.data(), kCount - 9, 77, 0.02f);
+  fill_random(context(), c.data(), kCount, 78, 0.02f);
+  const auto x = download_bf16(a.data(), kCount);
+  const Moments m = moments(x);
+  // Standard errors at 2^20 values: mean 0.001, deviation 0.0007, kurtosis 0.005 of their units.
+  EXPECT_NEAR(m.mean / 0.02, 0, 0.005);
+  EXPECT_NEAR(m.deviation / 0.02, 1, 0.004);
+  EXPECT_NEAR(m.fourth, 3, 0.03);
+  EXPECT_NEAR(m.neighbours, 0, 0.005);
+  EXPECT_GT(m.largest / 0.02, 4);
+  EXPECT_LT(m.largest / 0.02, 7);
+  const auto y = download_bf16(b.data(), kCount - 9);
+  EXPECT_TRUE(std::equal(y.begin(), y.end(), x.begin()));
+  EXPECT_NE(download_bf16(c.data(), kCount), x);
+  const auto behind = download<uint16_t>(a.as<uint16_t>() + kCount, 5);
+  EXPECT_EQ(behind, std::vector<uint16_t>(5, 0xffff)) << "nothing is written behind the end";
+}
+
+struct RopeCase {
+  int heads, kv_heads, head_dim, rotary;
+  bool norms;
+  std::vector<Part> parts;
+  int block_tokens = 16;
+};
+
+void check_rope(const RopeCase& c, uint32_t seed) {
+  SCOPED_TRACE(testing::Message() << c.heads << "/" << c.kv_heads << " x " << c.head_dim << ", rotary "
+                                  << c.rotary << (c.norms ? ", norms" : "") << ", rows from "
+                                  << c.parts[0].context);
+  const auto judge = make_ref_backend();
+  std::vector<Part> parts = c.parts;
+  for (Part& p : parts) p.first_block = p.context / c.block_tokens;
+  const PagedBatch batch(parts, c.block_tokens, 3, seed);
+  PagedCache cache({c.block_tokens, 3, c.kv_heads, c.head_dim, DType::bf16}, batch.blocks(), 1);
+  const int width = (c.heads + 2 * c.kv_heads) * c.head_dim, q_width = c.heads * c.head_dim;
+  std::vector<float> qkv = random_bf16(size_t(batch.rows()) * size_t(width), seed + 1);
+  std::vector<float> inv_freq(size_t(c.rotary / 2));
+  for (size_t i = 0; i < inv_freq.size(); ++i)
+    inv_freq[i] = std::pow(500000.0f, -float(2 * i) / float(c.rotary));
+  const std::vector<float> q_norm = random_f32(size_t(c.head_dim), seed + 2),
+                           k_norm = random_f32(size_t(c.head_dim), seed + 3);
+  const float magnitude = c.norms ? 1.1f : 1;
+  const DeviceBytes d_qkv = upload_bf16(qkv), d_freq = upload(inv_freq), d_q = upload(q_norm),
+                    d_k = upload(k_norm);
+
+  const BatchInput on_card = batch.on_card(), judged = batch.judged();
+  rope_store_kv(context(),
+                {bf16_tensor(d_qkv.data(), batch.rows(), width), on_card, cache.geometry, cache.card_layer(),
+                 c.heads, c.norms ? d_q.as<float>() : nullptr, c.norms ? d_k.as<float>() : nullptr, 1e-6f,
+                 c.rotary, d_freq.as<float>(), magnitude});
+  judge->rope_store_kv({f32_tensor(qkv, batch.real_rows(), width), judged, cache.judged_geometry,
+                        cache.judged_layer(), c.heads, c.norms ? q_norm.data() : nullptr,
+                        c.norms ? k_norm.data() : nullptr, 1e-6f, c.rotary, inv_freq.data(), magnitude});
+
+  const auto rows = download_bf16(d_qkv.data(), qkv.size());
+  std::vector<float> got, want;
+  for (int r = 0; r < batch.real_rows(); ++r) {
+    const auto at = [&](const std::vector<float>& v) { return v.begin() + r * width; };
+    got.insert(got.end(), at(rows), at(rows) + q_width);
+    want.insert(want.end(), at(qkv), at(qkv) + q_width);
+  }
+  // The judge's angle is a float, as the card's; cosf of glibc and of CUDA differ by 2 units of the last place.
+  expect_rounded(got, want, 1e-5f);
+
+  const auto pool = download<uint16_t>(cache.card.data(), cache.judged.size());
+  got.clear(), want.clear();
+  for (size_t i = 0; i < pool.size(); ++i) {
+    if (std::isnan(cache.judged[i])) {
+      ASSERT_EQ(pool[i], 0xffff) << "stored where no token belongs, at " << i;
+    } else {
+      got.push_back(bf16_to_f32(pool[i])), want.push_back(cache.judged[i]);
+    }
+  }
+  expect_rounded(got, want, 1e-5f);
+}
+
+TEST(CudaRows, RopeStore) {
+  uint32_t seed = 500;
+  const std::vector<Part> ragged = {{0, 33}, {5, 1}, {99990, 23}, {131040, 16}, {4090, 7}};
+  for (int head_dim : {8, 16, 32, 64, 80, 96, 128, 256}) {
+    for (auto [heads, kv_heads] : {std::pair{9, 3}, {32, 8}, {4, 1}}) {
+      for (bool norms : {false, true}) {
+        check_rope({heads, kv_heads, head_dim, head_dim, norms, {{17, 1}}}, seed += 10);
+        check_rope({heads, kv_heads, head_dim, head_dim, norms, ragged}, seed += 10);
+      }
+    }
+  }
+}
+
+TEST(CudaRows, RopeStorePartialRotaryAndOddBlocks) {
+  uint32_t seed = 900;
+  for (bool norms : {false, true}) {
+    check_rope({8, 2, 128, 64, norms, {{0, 40}, {9, 1}}}, seed += 10);
+    check_rope({8, 2, 80, 32, norms, {{0, 40}, {9, 1}}}, seed += 10);
+    check_rope({8, 2, 80, 20, norms, {{0, 40}, {9, 1}}}, seed += 10);
+    check_rope({8, 2, 96, 24, norms, {{0, 40}, {9, 1}}, 8}, seed += 10);
+    check_rope({8, 2, 256, 128, norms, {{0, 40}, {9, 1}}, 64}, seed += 10);
+    check_rope({8, 2, 64, 0, norms, {{0, 40}, {9, 1}}, 24}, seed += 10);
+    check_rope({64, 8, 128, 128, norms, {{0, 300}}, 32}, seed += 10);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::cuda::test
