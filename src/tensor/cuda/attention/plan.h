@@ -1,4 +1,13 @@
 // The step's attention work, planned on the device by one small kernel and read by all layers.
+//
+// Decode: the contexts of all sequences with one row, cut into chunks of kDecodeChunk tokens, times the kv
+// heads, laid in a line: sequence by sequence, head by head, chunk by chunk. Every CTA of the persistent grid
+// gets the same number of consecutive chunks of that line, whatever the lengths are. So one long context is cut
+// into as many pieces as there are CTAs, many short ones are barely cut at all, and no mixture leaves a part of
+// the card idle. (A piece length common to all sequences, as the items of a list, was the first idea: 1,024
+// units on 264 CTAs leave 3 % idle, mixtures far more.)
+//
+// Prefill: tiles of query rows, longest contexts first.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +17,27 @@
 
 namespace sluice::cuda {
 
-// One piece of one sequence's context for the decode kernel. Pieces of a sequence are consecutive items.
-struct DecodeItem {
+inline constexpr int kDecodeChunk = 64;     // tokens
+inline constexpr int kMaxSequences = 1024;  // the plan's kernel has a thread for each
+inline constexpr int kMaxWindows = 3;       // distinct windows of a model, "none" included
+
+// A sequence with one row, as decode sees it. Padding (kv_length 0) has begin = end = 0 and one chunk, so that
+// its output row is written.
+struct alignas(16) DecodeEntry {
   int32_t sequence;
-  int32_t begin, end;     // cached positions [begin, end) that this piece reads; empty for padding
-  int32_t piece, pieces;  // which of how many of this sequence
+  int32_t row;         // of the step's rows
+  int32_t begin, end;  // cached positions that the row sees
+  int32_t first;       // chunks of the entries before it, for one head
+  int32_t chunks;      // its own; the first starts at begin rounded down to 16
+  int32_t unused[2];
+};
+
+// What one CTA does: `count` chunks, from `chunk` of `head` of `entry` on.
+struct alignas(16) DecodeShare {
+  int32_t entry, head, chunk, count;
+  DecodeEntry first;  // entries[entry]
+  int32_t quota;      // chunks of every CTA but the last: chunk x of the line is CTA x / quota's
+  int32_t unused[3];
 };
 
 // One tile of query rows of one sequence for the prefill kernel.
@@ -21,14 +46,21 @@ struct PrefillItem {
   int32_t row_begin, row_end;  // of the step's rows
 };
 
-// In device memory. Decode plans differ by window: one for full attention, one for windowed layers.
+// In device memory. Decode plans differ by window: one for full attention, one for each windowed kind of layer.
 struct DecodePlan {
-  int32_t* count;     // items
-  DecodeItem* items;  // [capacity]
+  DecodeEntry* entries = nullptr;  // [kMaxSequences + 1]
+  DecodeShare* shares = nullptr;   // [ctas]
+  int ctas = 0;
+  int window = 0;
 };
 struct PrefillPlan {
   int32_t* count;
   PrefillItem* items;  // longest contexts first
 };
+
+// Enqueues the kernel that fills the plans; `prefill` is left alone where tile_rows is 0. CHECKs
+// batch.sequences against kMaxSequences.
+void make_plans(const Context& context, const BatchInput& batch, int kv_heads,
+                std::span<const DecodePlan> decode, const PrefillPlan& prefill, int tile_rows);
 
 }  // namespace sluice::cuda
