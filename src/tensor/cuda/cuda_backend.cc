@@ -20,9 +20,9 @@
 #include "tensor/cuda/device/cuda_check.h"
 #include "tensor/cuda/kv_layout.h"
 #include "tensor/cuda/linear/linear.h"
+#include "tensor/cuda/load/weight_loader.h"
 #include "tensor/cuda/rows/rows.h"
 #include "tensor/cuda/sampling/sampler.h"
-#include "tensor/cuda/weights.h"
 
 namespace sluice {
 namespace cuda {
@@ -206,7 +206,7 @@ Result<Weight> CudaBackend::pack(std::span<const PackSource> sources) {
 void CudaBackend::reserve(const WorkspaceShape& shape) {
   loader_->finish();
   attention_->reserve(shape, context_, *this);
-  sampler_->reserve(shape.vocab, shape.max_logit_rows, context_, *this);
+  sampler_->reserve(shape, context_, *this);
   reserved_ = true;
 }
 

@@ -1,0 +1,259 @@
+#include "tensor/cuda/load/weight_loader.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "base/check.h"
+#include "tensor/cuda/device/cuda_check.h"
+#include "tensor/cuda/load/decode.h"
+#include "tensor/cuda/rows/rows.h"
+
+namespace sluice::cuda {
+namespace {
+
+constexpr uintptr_t kPage = 4096;
+
+// Consecutive rows that one thread decodes into one buffer and sends with one copy.
+struct Piece {
+  const Backend::PackSource* source;
+  int64_t first, count;     // of the source's rows in order
+  int64_t destination_row;  // of the weight
+};
+
+int64_t stored_index(const Backend::PackSource& s, int64_t row) {
+  return s.row_order.empty() ? row : s.row_order[size_t(row)];
+}
+
+// Has the kernel map the pages of a piece at once (and read them, if they are not in memory), rather than fault
+// by fault. Only advice: what it cannot do, the faults will.
+void populate(const Piece& piece) {
+  uintptr_t begin = UINTPTR_MAX, end = 0, bytes = 0;
+  for (int64_t r = 0; r < piece.count; ++r) {
+    const auto row = piece.source->rows->stored_row(stored_index(*piece.source, piece.first + r));
+    const auto at = reinterpret_cast<uintptr_t>(row.data());
+    if (row.empty()) return;
+    begin = std::min(begin, at), end = std::max(end, at + row.size()), bytes += row.size();
+  }
+  if (end - begin > 2 * bytes) return;  // scattered rows
+  begin &= ~(kPage - 1);
+#ifdef MADV_POPULATE_READ
+  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_READ);
+#endif
+}
+
+class Loader final : public WeightLoader {
+ public:
+  Loader(const Context& context, Backend& backend, const WeightLoaderOptions& options)
+      : context_(context), backend_(backend), options_(options) {
+    if (options_.threads == 0) options_.threads = std::clamp(int(std::thread::hardware_concurrency()), 1, 16);
+  }
+  ~Loader() override { finish(); }
+
+  Result<Weight> pack(std::span<const Backend::PackSource> sources) override;
+  void finish() override;
+
+ private:
+  struct Slot {  // a pinned buffer and when its copy has been done
+    std::byte* data = nullptr;
+    cudaEvent_t copied = nullptr;
+  };
+
+  Status start();
+  void work(std::span<Slot> slots);
+  void run_pieces(std::span<Slot> slots, size_t& turn, DecodedRow& scratch);
+  std::vector<Piece> cut(std::span<const Backend::PackSource> sources, int64_t cols);
+  Error out_of_memory(size_t bytes) const;
+
+  const Context& context_;
+  Backend& backend_;
+  WeightLoaderOptions options_;
+  bool finished_ = false;
+  int device_ = 0;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t sent_ = nullptr;
+  std::byte* pinned_ = nullptr;
+  std::vector<Slot> slots_;
+  std::vector<std::thread> threads_;
+
+  // The weight at hand. Written by pack under mutex_ while no thread works; pieces are taken by next_.
+  std::mutex mutex_;
+  std::condition_variable begin_, end_;
+  uint64_t round_ = 0;  // counts weights
+  bool stop_ = false;
+  size_t working_ = 0;
+  std::vector<Piece> pieces_;
+  std::byte* target_ = nullptr;
+  size_t row_bytes_ = 0;
+  std::atomic<size_t> next_ = 0;
+};
+
+Status Loader::start() {
+  CUDA_CHECK(cudaGetDevice(&device_));
+  const size_t count = size_t(options_.threads) * size_t(options_.buffers_per_thread);
+  void* pinned = nullptr;
+  if (cudaHostAlloc(&pinned, count * options_.buffer_bytes, cudaHostAllocPortable) != cudaSuccess) {
+    cudaGetLastError();
+    return Error{ErrorCode::kResourceExhausted,
+                 fmt::format("the system gives no {} MiB of pinned memory for loading: free host memory, or "
+                             "raise the limit of locked memory (ulimit -l)",
+                             count * options_.buffer_bytes >> 20)};
+  }
+  pinned_ = static_cast<std::byte*>(pinned);
+  CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  CUDA_CHECK(cudaEventCreateWithFlags(&sent_, cudaEventDisableTiming));
+  slots_.resize(count);
+  for (size_t i = 0; i < count; ++i) {
+    slots_[i].data = pinned_ + i * options_.buffer_bytes;
+    CUDA_CHECK(cudaEventCreateWithFlags(&slots_[i].copied, cudaEventDisableTiming | cudaEventBlockingSync));
+  }
+  try {
+    for (int t = 0; t < options_.threads; ++t)
+      threads_.emplace_back([this, t] {
+        const size_t each = size_t(options_.buffers_per_thread);
+        work(std::span(slots_).subspan(size_t(t) * each, each));
+      });
+  } catch (const std::system_error& e) {
+    if (threads_.empty())
+      return Error{ErrorCode::kResourceExhausted, fmt::format("no thread can be started: {}", e.what())};
+  }
+  return {};
+}
+
+void Loader::work(std::span<Slot> slots) {
+  CUDA_CHECK(cudaSetDevice(device_));
+  DecodedRow scratch;
+  size_t turn = 0;
+  for (uint64_t seen = 0;;) {
+    std::unique_lock lock(mutex_);
+    begin_.wait(lock, [&] { return stop_ || round_ != seen; });
+    if (stop_) return;
+    seen = round_;
+    lock.unlock();
+    run_pieces(slots, turn, scratch);
+    lock.lock();
+    if (--working_ == 0) end_.notify_one();
+  }
+}
+
+// A slot's event has been recorded by its last copy, or never: then it counts as done.
+void Loader::run_pieces(std::span<Slot> slots, size_t& turn, DecodedRow& scratch) {
+  for (size_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < pieces_.size();) {
+    const Piece& piece = pieces_[i];
+    const Slot& slot = slots[turn++ % slots.size()];
+    CUDA_CHECK(cudaEventSynchronize(slot.copied));
+    populate(piece);
+    for (int64_t r = 0; r < piece.count; ++r)
+      decode_bf16(*piece.source->rows, stored_index(*piece.source, piece.first + r), scratch,
+                  reinterpret_cast<uint16_t*>(slot.data + size_t(r) * row_bytes_));
+    CUDA_CHECK(cudaMemcpyAsync(target_ + size_t(piece.destination_row) * row_bytes_, slot.data,
+                               size_t(piece.count) * row_bytes_, cudaMemcpyHostToDevice, stream_));
+    CUDA_CHECK(cudaEventRecord(slot.copied, stream_));
+  }
+}
+
+// Synthetic sources are filled here.
+std::vector<Piece> Loader::cut(std::span<const Backend::PackSource> sources, int64_t cols) {
+  std::vector<Piece> pieces;
+  const int64_t rows_each = int64_t(options_.buffer_bytes / row_bytes_);
+  CHECK(rows_each > 0, "a row beyond a loading buffer");
+  int64_t row = 0;
+  for (const Backend::PackSource& s : sources) {
+    const int64_t rows = s.rows->rows();
+    if (const auto synthetic = s.rows->synthetic())
+      fill_random(context_, target_ + size_t(row) * row_bytes_, size_t(rows * cols), synthetic->seed,
+                  synthetic->deviation);
+    else
+      for (int64_t r = 0; r < rows; r += rows_each)
+        pieces.push_back({&s, r, std::min(rows_each, rows - r), row + r});
+    row += rows;
+  }
+  return pieces;
+}
+
+Error Loader::out_of_memory(size_t bytes) const {
+  size_t free = 0, total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  constexpr double kGiB = double(1 << 30);
+  return {ErrorCode::kResourceExhausted,
+          fmt::format(
+              "the card is full: this weight is short of {:.2f} GiB ({:.2f} of {:.1f} GiB are free), and "
+              "more may follow; use a smaller model or another card (--device cuda:N), or end the "
+              "programs that hold memory there (nvidia-smi names them)",
+              double(bytes > free ? bytes - free : bytes) / kGiB, double(free) / kGiB, double(total) / kGiB)};
+}
+
+Result<Weight> Loader::pack(std::span<const Backend::PackSource> sources) {
+  CHECK(!finished_ && !sources.empty());
+  Weight weight;
+  weight.cols = sources[0].rows->cols();
+  for (const Backend::PackSource& s : sources) {
+    if (s.rows->cols() != weight.cols)
+      return Error{ErrorCode::kInvalidArgument, "matrices packed together differ in columns"};
+    CHECK(s.row_order.empty() || int64_t(s.row_order.size()) == s.rows->rows());
+    weight.rows += s.rows->rows();
+  }
+  if (weight.cols <= 0 || weight.cols % 8 != 0)
+    return Error{
+        ErrorCode::kUnsupported,
+        fmt::format("its {} columns are not a multiple of 8, which the CUDA kernels need; use --device "
+                    "cpu for this model",
+                    weight.cols)};
+  if (threads_.empty())
+    if (Status started = start(); !started) return std::move(started).error();
+
+  row_bytes_ = size_t(weight.cols) * sizeof(uint16_t);
+  const size_t bytes = size_t(weight.rows) * row_bytes_;
+  void* data = nullptr;
+  // Not backend.alloc, which fills with zeros and waits for the stream, and so for the copies before.
+  if (cudaMalloc(&data, bytes) != cudaSuccess) {
+    cudaGetLastError();
+    return out_of_memory(bytes);
+  }
+  weight.parts.push_back({0, weight.rows, {WeightElement::bf16, 0, false}, Buffer(&backend_, data, bytes)});
+  target_ = static_cast<std::byte*>(data);
+  auto pieces = cut(sources, weight.cols);
+  std::unique_lock lock(mutex_);
+  pieces_ = std::move(pieces);
+  next_ = 0;
+  working_ = threads_.size();
+  ++round_;
+  begin_.notify_all();
+  end_.wait(lock, [&] { return working_ == 0; });
+  CUDA_CHECK(cudaEventRecord(sent_, stream_));
+  CUDA_CHECK(cudaStreamWaitEvent(context_.stream, sent_));
+  return weight;
+}
+
+void Loader::finish() {
+  finished_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  begin_.notify_all();
+  for (std::thread& t : threads_) t.join();
+  threads_.clear();
+  if (stream_) CUDA_CHECK(cudaStreamSynchronize(stream_));
+  for (const Slot& s : slots_) CUDA_CHECK(cudaEventDestroy(s.copied));
+  slots_.clear();
+  if (sent_) CUDA_CHECK(cudaEventDestroy(std::exchange(sent_, nullptr)));
+  if (stream_) CUDA_CHECK(cudaStreamDestroy(std::exchange(stream_, nullptr)));
+  if (pinned_) CUDA_CHECK(cudaFreeHost(std::exchange(pinned_, nullptr)));
+}
+
+}  // namespace
+
+std::unique_ptr<WeightLoader> make_weight_loader(const Context& context, Backend& backend,
+                                                 const WeightLoaderOptions& options) {
+  return std::make_unique<Loader>(context, backend, options);
+}
+
+}  // namespace sluice::cuda

@@ -1,1 +1,0 @@
-#include "tensor/cuda/weights.h"
