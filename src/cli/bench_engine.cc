@@ -10,9 +10,9 @@
 
 #include "base/clock.h"
 #include "cli/commands.h"
-#include "cli/dummy_checkpoint.h"
 #include "cli/load_progress.h"
 #include "cli/machine.h"
+#include "engine/make_engine.h"
 #include "model/checkpoint.h"
 #include "model/decoder.h"
 #include "model/slots.h"
@@ -359,10 +359,9 @@ Status check(const BenchEngineOptions& options, const Checkpoint& checkpoint, co
 }  // namespace
 
 int bench_engine(const Config& config, const BenchEngineOptions& options) {
-  Result<std::unique_ptr<Checkpoint>> checkpoint =
-      options.dummy.empty() ? open_checkpoint(config.model.path) : make_dummy_checkpoint(options.dummy);
+  Result<std::unique_ptr<Checkpoint>> checkpoint = open_checkpoint(config.model.path);
   if (!checkpoint) return failure(checkpoint.error());
-  const Sizes sizes = sizes_of(options, config.model.engine);
+  const Sizes sizes = sizes_of(options, settled(config.model.engine, {}));
   if (Status status = check(options, **checkpoint, sizes, config); !status) return failure(status.error());
 
   // Before the backend has its own team of threads, so that the cores are free.

@@ -1,8 +1,8 @@
 #include <gtest/gtest.h>
 
 #include "cli/bench_client.h"
-#include "cli/dummy_checkpoint.h"
 #include "cli/memory_plan.h"
+#include "model/dummy_checkpoint.h"
 
 namespace sluice::cli {
 namespace {
@@ -23,32 +23,6 @@ TEST(ParseTarget, RefusesTheRest) {
   for (const char* url : {"", "h:1", "https://h", "http://", "http://:80", "http://h:", "http://h:0",
                           "http://h:65536", "http://h:8x", "http://[::1"})
     EXPECT_FALSE(parse_target(url).ok()) << url;
-}
-
-TEST(DummyCheckpoint, HasEveryTensorInTheFormatAskedFor) {
-  for (const auto& [shape, element] : {std::pair{"smollm2-135m", WeightElement::int4},
-                                       {"smollm2-135m:int8", WeightElement::int8},
-                                       {"smollm2-135m:bf16", WeightElement::bf16},
-                                       {"smollm2-135m:f32", WeightElement::f32}}) {
-    const auto checkpoint = make_dummy_checkpoint(shape);
-    ASSERT_TRUE(checkpoint.ok()) << shape;
-    const auto rows = (*checkpoint)->rows("blk.0.attn_q.weight");
-    ASSERT_TRUE(rows) << shape;
-    EXPECT_EQ(rows->rows(), 576);
-    EXPECT_EQ(rows->format().element, element);
-    EXPECT_TRUE((*checkpoint)->rows("output_norm.weight")->format().is_float());
-    DecodedRow a, b;
-    rows->decode(1, a);
-    rows->decode(1, b);
-    EXPECT_EQ(a.q, b.q);
-    EXPECT_EQ(a.raw, b.raw);
-    EXPECT_EQ(a.q.empty(), !a.raw.empty());
-  }
-}
-
-TEST(DummyCheckpoint, UnknownShapesAndFormatsAreNamed) {
-  EXPECT_NE(make_dummy_checkpoint("gpt-9").error().message.find("llama-3.2-1b"), std::string::npos);
-  EXPECT_NE(make_dummy_checkpoint("smollm2-135m:int3").error().message.find("int4"), std::string::npos);
 }
 
 TEST(MemoryPlan, CountsTheCacheByContext) {

@@ -10,8 +10,8 @@
 #include <deque>
 #include <utility>
 
-#include "cli/dummy_checkpoint.h"
 #include "engine/kv_size.h"
+#include "model/dummy_checkpoint.h"
 
 namespace sluice::cli {
 namespace {
@@ -46,6 +46,7 @@ class Parser {
   CLI::App* command(CLI::App& parent, const char* name, Command command, const char* text,
                     const char* examples);
   void add_model(CLI::App* app, bool required);
+  void add_dummy(CLI::App* app);
   void add_key(CLI::App* app, const std::string& flag, const char* key, const char* text = nullptr);
   void add_model_flags(CLI::App* app);
   void add_sampling(CLI::App* app);
@@ -59,7 +60,7 @@ class Parser {
 
   CLI::App app_{"Serves Llama-class language models on any machine, and explains its own speed."};
   CommandLine line_;
-  std::string model_, config_file_;
+  std::string model_, dummy_, config_file_;
   std::vector<std::string> settings_;  // --set KEY=VALUE
   double kv_gib_ = 0;
   CLI::Option* kv_gib_option_ = nullptr;
@@ -96,6 +97,15 @@ CLI::App* Parser::command(CLI::App& parent, const char* name, Command command, c
 void Parser::add_model(CLI::App* app, bool required) {
   CLI::Option* option = app->add_option("MODEL", model_, "A .gguf file or a Hugging Face folder");
   if (required) option->required();
+}
+
+void Parser::add_dummy(CLI::App* app) {
+  app->add_option(
+         "--dummy", dummy_,
+         "Instead of MODEL, made-up weights of a shape: a name (smollm2-135m, qwen2.5-0.5b, llama-3.2-1b, "
+         "llama-3.2-3b, llama-3-8b, llama-3.1-8b, llama-3.1-70b, qwen3-8b) and a format (:int4 :int8 :bf16 "
+         ":f16 :f32; default: bf16 where --device is a card, else int4)")
+      ->type_name("SHAPE");
 }
 
 void Parser::add_key(CLI::App* app, const std::string& flag, const char* key, const char* text) {
@@ -141,9 +151,12 @@ void Parser::add_serve() {
                           "  sluice serve models/SmolLM2-135M-Instruct.Q4_1.gguf\n"
                           "  sluice serve MODEL --host 0.0.0.0 --port 8080 --threads 4\n"
                           "  sluice serve MODEL --config sluice.yaml --max-sequences 32\n"
+                          "  sluice serve MODEL --device cuda:1\n"
+                          "  sluice serve --dummy llama-3.1-8b  # made-up weights, to measure speed\n"
                           "  sluice serve MODEL --dry-run       # memory and limits, without loading\n"
                           "  sluice serve --print-config        # a sluice.yaml to start from\n");
   add_model(app, false);
+  add_dummy(app);
   add_model_flags(app);
   add_key(app, "--host", "server.host");
   add_key(app, "--port", "server.port");
@@ -182,7 +195,8 @@ void Parser::add_run_and_chat() {
                           "  sluice run models/gemma-3-270m-q4_k_m.gguf -p 'The river rises in' -n 40\n"
                           "  sluice run MODEL -p 'Once upon a time' --temperature 0.8 --seed 7\n"
                           "  sluice run MODEL -p - < prompt.txt > answer.txt\n");
-  add_model(run, true);
+  add_model(run, false);
+  add_dummy(run);
   run->add_option("-p,--prompt", line_.generate.prompt, "The text to go on from; -: standard input")
       ->required();
   run->add_flag("--raw", line_.generate.raw, "Special-token text in the prompt is ordinary text");
@@ -224,13 +238,10 @@ void Parser::add_bench() {
       command(*bench, "engine", Command::bench_engine, "Prefill and decode speed at batch sizes and depths",
               "  sluice bench engine MODEL --prompt-tokens 512 --generate-tokens 64\n"
               "  sluice bench engine MODEL --batch 1,4,16 --depth 0,1024 --threads 2 --json\n"
-              "  sluice bench engine --dummy llama-3.2-1b:int4 --batch 1\n");
+              "  sluice bench engine --dummy llama-3.2-1b:int4 --batch 1\n"
+              "  sluice bench engine --dummy llama-3.1-8b --device cuda --batch 1,32,128\n");
   add_model(engine, false);
-  engine
-      ->add_option("--dummy", e.dummy,
-                   "Random weights of a shape: a name (smollm2-135m, qwen2.5-0.5b, llama-3.2-1b, llama-3.2-3b, "
-                   "llama-3-8b) and a format (:int4 :int8 :bf16 :f16 :f32)")
-      ->type_name("SHAPE");
+  add_dummy(engine);
   engine->add_option("--prompt-tokens", e.prompt_tokens, "Lengths of prompt to prefill")
       ->delimiter(',')
       ->check(CLI::Range(0, 1 << 20))
@@ -309,6 +320,12 @@ Status Parser::settle() {
       return Error{ErrorCode::kInvalidArgument, flag.flag + ": " + status.error().message};
   }
   if (!model_.empty()) config.model.path = model_;
+  if (dummy_.empty()) return {};
+  if (!model_.empty()) return Error{ErrorCode::kInvalidArgument, "give MODEL or --dummy SHAPE, not both"};
+  if (Result<std::unique_ptr<Checkpoint>> made = make_dummy_checkpoint(dummy_); !made)
+    return std::move(made).error();
+  const bool named = dummy_.find(':') != std::string::npos, card = config.model.device.starts_with("cuda");
+  config.model.path = std::string(kDummyPrefix) + dummy_ + (named || !card ? "" : ":bf16");
   return {};
 }
 
@@ -336,13 +353,11 @@ Status Parser::check() const {
   switch (line_.command) {
     case Command::serve:
       if (!has_model && !line_.serve.print_config && !line_.serve.print_schema)
-        return wrong("MODEL is required");
+        return wrong("MODEL is required (or --dummy SHAPE)");
       break;
+    case Command::run:
     case Command::bench_engine:
-      if (has_model == !line_.bench_engine.dummy.empty()) return wrong("give MODEL or --dummy SHAPE");
-      if (!has_model)
-        if (auto shape = make_dummy_checkpoint(line_.bench_engine.dummy); !shape)
-          return std::move(shape).error();
+      if (!has_model) return wrong("give MODEL or --dummy SHAPE");
       break;
     case Command::bench_serve:
       if (s.concurrency == 0 && s.rate == 0) return wrong("give --concurrency or --rate");

@@ -38,7 +38,6 @@ struct InspectOptions {
 };
 
 struct BenchEngineOptions {
-  std::string dummy;  // a shape instead of a model
   std::vector<int> prompt_tokens = {512};
   std::vector<int> batch = {1};
   std::vector<int> depth = {0};

@@ -20,7 +20,8 @@ const Key kKeys[] = {
     {"model.chat_template_file", "text", "", SLOT(model.chat_template_file), 0, 0, "",
      "A Jinja file that replaces the model's own chat template."},
     {"device", "engine", "", SLOT(model.device), 0, 0, "",
-     "Where the model runs: auto, cpu or cuda[:N]; this build has cpu."},
+     "Where the model runs: auto (a card where there is one that can be used, else the CPU), cpu, or "
+     "cuda[:N]."},
 
     {"cpu.threads", "tensor", "threads", SLOT(model.cpu.threads), 0, 1024, "",
      "Members of the CPU backend's thread team; 0: one per physical core this process may use."},

@@ -84,8 +84,10 @@ Result<std::string> describe_start(const Config& config) {
   if (!backend) return std::move(backend).error();
   const MemoryPlan plan = plan_memory(**checkpoint, config);
   const DeviceInfo device = (*backend)->info();
-  const size_t free_bytes = device.memory_bytes - std::min(device.memory_bytes, plan.canonical_bytes);
-  const Result<KvSize> kv = size_kv(kv_wish(plan.spec, config.model.engine, **backend, free_bytes));
+  DeviceInfo loaded = device;
+  loaded.memory_bytes -= std::min(loaded.memory_bytes, plan.canonical_bytes);
+  const Result<KvSize> kv =
+      size_kv(kv_wish(plan.spec, settled(config.model.engine, device), **backend, loaded));
   if (!kv) return kv.error();
   return describe(plan) + fmt::format("  {:24}{}\n", "KV cache", kv->reason) +
          fmt::format("  {:24}{}, {}, {} threads, {:.1f} GB free\n", "device", device.name,

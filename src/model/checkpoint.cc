@@ -4,12 +4,14 @@
 #include <sys/stat.h>
 
 #include "model/checkpoint_formats.h"
+#include "model/dummy_checkpoint.h"
 #include "model/formats/shown.h"
 #include "model/slots.h"
 
 namespace sluice {
 
 Result<std::unique_ptr<Checkpoint>> open_checkpoint(const std::string& path) {
+  if (path.starts_with(kDummyPrefix)) return make_dummy_checkpoint(path.substr(kDummyPrefix.size()));
   struct stat st {};
   if (stat(path.c_str(), &st) != 0) {
     return Error{ErrorCode::kNotFound,

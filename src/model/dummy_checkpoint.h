@@ -1,0 +1,21 @@
+// A model of a known shape with made-up weights and a made-up vocabulary, for measuring speed where no file is
+// at hand. open_checkpoint makes it for paths "dummy:SHAPE". Nothing of it is kept in memory: rows are computed
+// as they are packed, or by the device itself (RowSource::synthetic).
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "model/checkpoint.h"
+
+namespace sluice {
+
+inline constexpr std::string_view kDummyPrefix = "dummy:";
+
+// "NAME[:FORMAT]": a known shape (the message of an error lists them) and int4 (default), int8, bf16, f16 or
+// f32. Integer weights have groups of 32, int4 with minima, as Q4_1 and Q8_0 have. Norms are 1, biases 0, and
+// matrices have a deviation of 1 / sqrt(columns), so that activations stay near 1 through any number of layers.
+// The vocabulary (side file tokenizer.json) has every byte, then words; no token ends an answer.
+Result<std::unique_ptr<Checkpoint>> make_dummy_checkpoint(const std::string& shape);
+
+}  // namespace sluice
