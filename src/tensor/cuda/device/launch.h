@@ -10,6 +10,8 @@
 
 #include <cuda_runtime.h>
 
+#include <utility>
+
 #include "tensor/cuda/device/context.h"
 #include "tensor/cuda/device/cuda_check.h"
 
@@ -23,21 +25,35 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 
 // Kernels that want more than 48 KB of dynamic shared memory raise their limit once, before any capture
-// (cudaFuncSetAttribute in their `prepare`).
+// (cudaFuncSetAttribute in their `prepare`). `cluster` blocks along x share a cluster (more than 8: the kernel
+// allows cudaFuncAttributeNonPortableClusterSizeAllowed).
 template <typename... Parameters, typename... Arguments>
-void launch(const Context& context, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
-            Arguments&&... arguments) {
+void launch_clusters(const Context& context, int cluster, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                     size_t shared_bytes, Arguments&&... arguments) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = context.stream;
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &overlap;
-  config.numAttrs = context.overlap_launches ? 1 : 0;
+  cudaLaunchAttribute attributes[2]{};
+  if (context.overlap_launches) {
+    cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 0) {
+    cudaLaunchAttribute& dimension = attributes[config.numAttrs++];
+    dimension.id = cudaLaunchAttributeClusterDimension;
+    dimension.val.clusterDim = {unsigned(cluster), 1, 1};
+  }
+  config.attrs = attributes;
   CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+template <typename... Parameters, typename... Arguments>
+void launch(const Context& context, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+            Arguments&&... arguments) {
+  launch_clusters(context, 0, kernel, grid, block, shared_bytes, std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace sluice::cuda
