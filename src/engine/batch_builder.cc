@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "engine/replay_buckets.h"
+
 namespace sluice {
 namespace {
 
@@ -42,21 +44,65 @@ SampleRow sampling_row(const LiveRequest& r, const PlanEntry& entry) {
 }  // namespace
 
 BatchBuilder::BatchBuilder(const BatchLimits& limits, const KvLayout& layout, const ModelCost& cost)
-    : limits_(limits), layout_(layout), cost_(cost) {
+    : limits_(limits),
+      layout_(layout),
+      cost_(cost),
+      buckets_(limits.replay ? replay_buckets(limits.max_sequences) : std::vector<int>()),
+      eager_{limits.max_tokens, limits.max_sequences},
+      replayed_{buckets_.empty() ? 0 : buckets_.back(), buckets_.empty() ? 0 : buckets_.back()} {
   CHECK(layout.groups() <= kMaxLayerGroups);
 }
 
-size_t BatchBuilder::staging_elements() const {
-  const size_t t = aligned(size_t(limits_.max_tokens)), s = aligned(size_t(limits_.max_sequences) + 1);
-  const size_t table = aligned(size_t(limits_.max_sequences) * size_t(layout_.row_capacity()));
-  return 4 * t + 2 * s + size_t(layout_.groups()) * table;
+size_t BatchBuilder::flat_elements(const Shape& shape) const {
+  return 4 * aligned(size_t(shape.max_tokens)) + aligned(size_t(shape.max_sequences) + 1) +
+         aligned(size_t(shape.max_sequences));
+}
+size_t BatchBuilder::table_elements(const Shape& shape) const {
+  return aligned(size_t(shape.max_sequences) * size_t(layout_.row_capacity()));
 }
 
-void BatchBuilder::reserve(Step& step) const {
-  step.staging.assign(staging_elements(), 0);
+size_t BatchBuilder::staging_elements() const {
+  const auto all = [&](const Shape& s) {
+    return flat_elements(s) + size_t(layout_.groups()) * table_elements(s);
+  };
+  return std::max(all(eager_), all(replayed_));
+}
+
+void BatchBuilder::reserve(Step& step, StepRunner& runner) const {
+  const size_t staging = staging_elements();
+  step.staging = {reinterpret_cast<int32_t*>(runner.host_memory(staging * sizeof(int32_t))), staging};
+  step.results = {reinterpret_cast<SampleResult*>(runner.host_memory(result_rows() * sizeof(SampleResult))),
+                  result_rows()};
+  step.table_pitch = layout_.row_capacity();
   step.rows.reserve(size_t(limits_.max_tokens));
   step.row_begin.reserve(size_t(limits_.max_sequences) + 1);
-  step.results.assign(size_t(limits_.max_tokens), SampleResult{});
+}
+
+BatchBuilder::Arrays BatchBuilder::lay_out(Step& step) const {
+  const Shape& shape = step.replayable ? replayed_ : eager_;
+  size_t used = 0;
+  const auto array = [&](size_t n) {
+    int32_t* at = step.staging.data() + used;
+    used += aligned(n);
+    return at;
+  };
+  const size_t t = size_t(shape.max_tokens), s = size_t(shape.max_sequences);
+  Arrays arrays{};
+  for (int32_t** each : {&arrays.ids, &arrays.positions, &arrays.row_sequence, &arrays.logit_index})
+    *each = array(t);
+  arrays.row_starts = array(s + 1);
+  arrays.kv_lengths = array(s);
+  step.flat_elements = used;
+  for (int g = 0; g < layout_.groups(); ++g) arrays.tables[g] = array(table_elements(shape));
+  return arrays;
+}
+
+// 0: the batch is not of the kind that is recorded. (Of one row, a sequence has at most one logit row.)
+int BatchBuilder::padded_rows(const StepPlan& plan) const {
+  if (buckets_.empty()) return 0;
+  const auto one_row = [](const PlanEntry& e) { return e.count == 1 && e.samples; };
+  if (!std::all_of(plan.entries.begin(), plan.entries.end(), one_row)) return 0;
+  return replay_bucket(buckets_, int(plan.entries.size()));
 }
 
 void BatchBuilder::build(Step& step) const {
@@ -66,57 +112,81 @@ void BatchBuilder::build(Step& step) const {
   int stride = 1;
   for (const PlanEntry& e : plan.entries) stride = std::max(stride, e.sequence->table->row_blocks());
 
-  size_t used = 0;
-  const auto array = [&](size_t n) {
-    int32_t* at = step.staging.data() + used;
-    used += aligned(n);
-    return at;
-  };
-  int32_t* ids = array(size_t(tokens));
-  int32_t* positions = array(size_t(tokens));
-  int32_t* row_sequence = array(size_t(tokens));
-  int32_t* logit_index = array(size_t(tokens));
-  int32_t* row_starts = array(size_t(sequences) + 1);
-  int32_t* kv_lengths = array(size_t(sequences));
-  int32_t* tables[kMaxLayerGroups] = {};
-  for (int g = 0; g < layout_.groups(); ++g) tables[g] = array(size_t(sequences) * size_t(stride));
-
+  const int padded = padded_rows(plan);
+  step.replayable = padded > 0;
+  const Arrays to = lay_out(step);
   step.rows.clear();
   step.row_begin.clear();
   int32_t row = 0;
   for (int s = 0; s < sequences; ++s) {
     const PlanEntry& entry = plan.entries[size_t(s)];
-    row_starts[s] = row;
-    kv_lengths[s] = entry.first + entry.count;
-    std::fill_n(row_sequence + row, entry.count, s);
-    add_tokens(step, entry, row, ids, positions);
+    to.row_starts[s] = row;
+    to.kv_lengths[s] = entry.first + entry.count;
+    std::fill_n(to.row_sequence + row, entry.count, s);
+    add_tokens(step, entry, row, to.ids, to.positions);
     step.row_begin.push_back(int32_t(step.rows.size()));
-    add_rows(step, entry, row, logit_index);
+    add_rows(step, entry, row, to.logit_index);
     for (int g = 0; g < layout_.groups(); ++g) {
       const auto blocks = entry.sequence->table->row(g);
-      int32_t* to = std::copy(blocks.begin(), blocks.end(), tables[g] + size_t(s) * size_t(stride));
-      std::fill(to, tables[g] + size_t(s + 1) * size_t(stride), kNoBlock);
+      int32_t* end = std::copy(blocks.begin(), blocks.end(), to.tables[g] + size_t(s) * size_t(stride));
+      std::fill(end, to.tables[g] + size_t(s + 1) * size_t(stride), kNoBlock);
     }
     row += entry.count;
   }
   CHECK(row == tokens);
-  row_starts[sequences] = row;
   step.row_begin.push_back(int32_t(step.rows.size()));
+  count_work(step);
 
-  step.staging_used = used;
+  if (!step.replayable) {
+    to.row_starts[sequences] = row;
+    finish(step, to, tokens, sequences, int(step.rows.size()), stride);
+  } else {
+    add_padding(step, to, sequences, padded, stride);
+    finish(step, to, padded, padded, padded, stride);
+  }
+}
+
+void BatchBuilder::build_padding(Step& step, int rows) const {
+  CHECK(rows > 0 && rows <= replayed_.max_tokens);
+  step.replayable = true;
+  const Arrays to = lay_out(step);
+  step.rows.clear();
+  step.row_begin.assign(1, 0);
+  add_padding(step, to, 0, rows, 1);
+  finish(step, to, rows, rows, rows, 1);
+}
+
+void BatchBuilder::add_padding(Step& step, const Arrays& to, int from, int until, int stride) const {
+  for (int i = from; i < until; ++i) {
+    to.ids[i] = to.positions[i] = to.kv_lengths[i] = 0;
+    to.row_sequence[i] = to.row_starts[i] = to.logit_index[i] = i;
+  }
+  to.row_starts[until] = until;
+  for (int g = 0; g < layout_.groups(); ++g)
+    std::fill(to.tables[g] + size_t(from) * size_t(stride), to.tables[g] + size_t(until) * size_t(stride),
+              kNoBlock);
+  step.record.padding = until - from;
+}
+
+void BatchBuilder::finish(Step& step, const Arrays& arrays, int tokens, int sequences, int logit_rows,
+                          int stride) const {
+  const auto& entries = step.plan.entries;
+  const auto one_row = [](const PlanEntry& e) { return e.count == 1; };
   step.batch = {.tokens = tokens,
                 .sequences = sequences,
-                .logit_rows = int(step.rows.size()),
-                .token_ids = ids,
-                .positions = positions,
-                .row_sequence = row_sequence,
-                .row_starts = row_starts,
-                .kv_lengths = kv_lengths,
-                .logit_index = logit_index,
+                .logit_rows = logit_rows,
+                .token_ids = arrays.ids,
+                .positions = arrays.positions,
+                .row_sequence = arrays.row_sequence,
+                .row_starts = arrays.row_starts,
+                .kv_lengths = arrays.kv_lengths,
+                .logit_index = arrays.logit_index,
+                .slot = step.slot,
+                .one_row_sequences =
+                    step.replayable ? sequences : int(std::count_if(entries.begin(), entries.end(), one_row)),
                 .table_stride = stride,
                 .groups = layout_.groups()};
-  std::copy(std::begin(tables), std::end(tables), std::begin(step.batch.tables));
-  count_work(step);
+  std::copy(std::begin(arrays.tables), std::end(arrays.tables), std::begin(step.batch.tables));
 }
 
 // A token that is still being sampled by the step before is named by its slot: the device resolves it.
@@ -155,7 +225,7 @@ void BatchBuilder::count_work(Step& step) const {
   StepRecord& record = step.record;
   record.tokens = step.plan.tokens;
   record.sequences = int32_t(step.plan.entries.size());
-  record.logit_rows = step.batch.logit_rows;
+  record.logit_rows = int32_t(step.rows.size());
   double pairs = 0;
   int64_t read = 0;
   for (const PlanEntry& e : step.plan.entries) {

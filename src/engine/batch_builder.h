@@ -1,8 +1,12 @@
 // A plan as flat arrays: what the device reads in one step. Pure bookkeeping on the engine thread.
 #pragma once
 
+#include <algorithm>
+#include <vector>
+
 #include "engine/live_request.h"
 #include "engine/step.h"
+#include "engine/step_runner.h"
 #include "kv/block_table.h"
 
 namespace sluice {
@@ -19,20 +23,46 @@ struct ModelCost {
 struct BatchLimits {
   int max_tokens = 0;     // T
   int max_sequences = 0;  // S
+  bool replay = false;    // pad what a recorded step can do (replay_buckets.h)
 };
 
 class BatchBuilder {
  public:
   BatchBuilder(const BatchLimits& limits, const KvLayout& layout, const ModelCost& cost);
 
-  // Sizes a step's arrays for the largest batch.
-  void reserve(Step& step) const;
-  // Elements of staging that the largest batch needs.
+  // Sizes a step's arrays for the largest batch; what the device touches is memory of the runner.
+  void reserve(Step& step, StepRunner& runner) const;
+  // Elements of staging that the largest batch needs, on the host and on the device.
   size_t staging_elements() const;
-  // Fills batch, rows and row_begin from step.plan, whose sequences are LiveRequests.
+  size_t result_rows() const { return size_t(std::max(limits_.max_tokens, limits_.max_sequences)); }
+
+  // Fills batch, rows and row_begin from step.plan, whose sequences are LiveRequests. Where every sequence has
+  // one row whose logits are wanted, the batch is padded to a bucket with rows that belong to nobody: token 0
+  // at position 0 of a sequence of their own, which has no cached tokens and no blocks, and wants nothing.
+  //
+  // Arrays lie at offsets that depend on step.replayable alone: recorded steps find them where they were.
   void build(Step& step) const;
+  // A step of padding alone, for warm-up.
+  void build_padding(Step& step, int rows) const;
+
+  // What steps are padded to, ascending; empty without replay.
+  const std::vector<int>& buckets() const { return buckets_; }
 
  private:
+  // Where a batch's arrays lie in staging.
+  struct Arrays {
+    int32_t *ids, *positions, *row_sequence, *logit_index, *row_starts, *kv_lengths;
+    int32_t* tables[kMaxLayerGroups];
+  };
+  struct Shape {
+    int max_tokens = 0, max_sequences = 0;
+  };
+  size_t flat_elements(const Shape& shape) const;
+  size_t table_elements(const Shape& shape) const;
+  Arrays lay_out(Step& step) const;
+  int padded_rows(const StepPlan& plan) const;
+  void add_padding(Step& step, const Arrays& to, int from, int until, int stride) const;
+  void finish(Step& step, const Arrays& arrays, int tokens, int sequences, int logit_rows, int stride) const;
   void add_tokens(Step& step, const PlanEntry& entry, int32_t row, int32_t* ids, int32_t* positions) const;
   void add_rows(Step& step, const PlanEntry& entry, int32_t first_row, int32_t* logit_index) const;
   void count_work(Step& step) const;
@@ -40,6 +70,8 @@ class BatchBuilder {
   const BatchLimits limits_;
   const KvLayout layout_;
   const ModelCost cost_;
+  const std::vector<int> buckets_;
+  const Shape eager_, replayed_;
 };
 
 }  // namespace sluice

@@ -13,6 +13,7 @@ namespace sluice {
 class Bell {
  public:
   uint32_t count() const { return count_.load(std::memory_order_acquire); }
+  uint32_t sleepers() const { return sleepers_.load(std::memory_order_acquire); }
   void ring();
   // Returns once the count differs from `heard`, or at `until` (0: no limit). May return early.
   void wait(uint32_t heard, TimeNs until = 0);

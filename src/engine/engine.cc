@@ -14,13 +14,17 @@ namespace {
 constexpr size_t kOutboxEvents = 128;  // a client this far behind pauses its sequence
 constexpr size_t kRecordsShown = 16;
 
-std::atomic<const StepLedger*> shown_on_bug{nullptr};
+std::atomic<const StepLoop*> shown_on_bug{nullptr};
 
+// On whichever thread found the bug, while the others go on: the ledger is made for that, and a step under way
+// is written to by nobody but the executor, times only.
 void print_last_steps() {
-  const StepLedger* ledger = shown_on_bug.load();
-  if (!ledger) return;
-  for (const StepRecord& r : ledger->last(kRecordsShown))
+  const StepLoop* loop = shown_on_bug.load();
+  if (!loop) return;
+  for (const StepRecord& r : loop->ledger().last(kRecordsShown))
     std::fprintf(stderr, "sluice: %s\n", describe(r).c_str());
+  loop->executor().for_each_under_way(
+      [](const StepRecord& r) { std::fprintf(stderr, "sluice: under way: %s\n", describe(r).c_str()); });
 }
 
 Error invalid(std::string field, std::string message) {
@@ -66,14 +70,17 @@ Status check_request(const Request& r, const EngineInfo& info) {
 
 class EngineImpl final : public Engine {
  public:
-  EngineImpl(EngineInfo info, const StepLoopParts& parts, std::unique_ptr<StepRunner> runner)
+  EngineImpl(EngineInfo info, const StepLoopParts& parts, std::unique_ptr<StepRunner> runner,
+             const WarmUp& warm_up)
       : info_(std::move(info)),
         runner_(std::move(runner)),
         door_(std::make_shared<EngineDoor>()),
         loop_(parts, *runner_, *door_, meters_) {
-    loop_.warm_up(std::min({16, parts.policy.step_tokens, info_.context - 1}));
-    shown_on_bug.store(&loop_.ledger());
+    shown_on_bug.store(&loop_);
     set_check_hook(print_last_steps);
+    WarmUp fitting = warm_up;
+    for (int& tokens : fitting.prompts) tokens = std::min(tokens, info_.context - 1);
+    loop_.warm_up(fitting);
     thread_ = std::thread([this] { loop_.run(); });
   }
 
@@ -82,7 +89,7 @@ class EngineImpl final : public Engine {
     door_->quit.store(true);
     door_->bell.ring();
     thread_.join();
-    const StepLedger* mine = &loop_.ledger();
+    const StepLoop* mine = &loop_;
     shown_on_bug.compare_exchange_strong(mine, nullptr);
   }
 
@@ -155,13 +162,14 @@ class EngineImpl final : public Engine {
 };
 
 std::unique_ptr<Engine> make_engine(EngineInfo info, const Policy& policy, const KvLayout& layout,
-                                    const ModelCost& cost, std::unique_ptr<StepRunner> runner) {
+                                    const ModelCost& cost, std::unique_ptr<StepRunner> runner,
+                                    const WarmUp& warm_up, bool replay) {
   info.max_requests = policy.max_running + policy.max_queue;
   // What comes in a burst waits until the loop has looked, though there are seats for it.
   Policy with_seats = policy;
   with_seats.max_queue = info.max_requests;
-  const StepLoopParts parts{with_seats, layout, info.blocks, cost, info.spec.vocab};
-  return std::make_unique<EngineImpl>(std::move(info), parts, std::move(runner));
+  const StepLoopParts parts{with_seats, layout, info.blocks, cost, info.spec.vocab, replay};
+  return std::make_unique<EngineImpl>(std::move(info), parts, std::move(runner), warm_up);
 }
 
 }  // namespace sluice

@@ -78,13 +78,15 @@ class RequestStream {
 };
 
 struct EngineConfig {
-  int max_sequences = 64;  // running at once
-  int max_queue = 1024;    // waiting while all seats are taken; submit refuses beyond
-  int step_tokens = 512;   // token budget of one step: decodes first, then prompt chunks
+  int max_sequences = 0;  // running at once; 0: automatic (settled() in make_engine.h)
+  int max_queue = 1024;   // waiting while all seats are taken; submit refuses beyond
+  int step_tokens = 0;    // token budget of one step: decodes first, then prompt chunks; 0: automatic
   int block_tokens = 16;
-  size_t kv_bytes = 0;  // 0: chosen from free memory and the model's context
-  int max_context = 0;  // 0: the model's
-  int logit_rows = 64;  // rows of logits at a time
+  size_t kv_bytes = 0;               // 0: chosen from free memory and the model's context
+  int max_context = 0;               // 0: the model's
+  int logit_rows = 64;               // rows of logits at a time
+  bool graphs = true;                // record steps and replay them, on devices that can
+  double gpu_memory_fraction = 0.9;  // of a card's memory, what everything together may take
 };
 
 // What was decided at start; printed, and returned by /v1/models and the admin route.

@@ -6,6 +6,8 @@ namespace sluice {
 namespace {
 
 constexpr std::array<double, 13> kSizes = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
+constexpr std::array<double, 12> kGaps = {1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5,
+                                          1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 0.1};
 constexpr std::array<double, 16> kLengths = {1,   2,    5,    10,   20,    50,    100,   200,
                                              500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
 
@@ -49,6 +51,11 @@ EngineMeters::EngineMeters()
       prefill_seconds(seconds("sluice_request_prefill_seconds", "First admission to first token.")),
       decode_seconds(seconds("sluice_request_decode_seconds", "First token to last.")),
       step_seconds(seconds("sluice_step_seconds", "Execution of a step on the device.")),
+      step_gap_seconds(meter::histogram("sluice_step_gap_seconds",
+                                        "Before a step, how long the device stood still though there was work.",
+                                        kGaps)),
+      device_gap(meter::gauge("sluice_device_gap_ratio",
+                              "Share of recent time with work in which the device stood still.")),
       step_tokens(meter::histogram("sluice_step_tokens", "Tokens of a step.", kSizes)),
       step_sequences(meter::histogram("sluice_step_sequences", "Sequences of a step.", kSizes)),
       request_prompt_tokens(meter::histogram("sluice_request_prompt_tokens", "Prompt length.", kLengths)),
@@ -58,6 +65,13 @@ EngineMeters::EngineMeters()
                          FinishReason::deadline, FinishReason::failed}) {
     finished[size_t(r)] = &meter::counter("sluice_requests_finished_total", "Requests ended, by reason.",
                                           fmt::format("reason=\"{}\"", finish_reason_name(r)));
+  }
+  for (GraphUse use : {GraphUse::none, GraphUse::miss, GraphUse::hit}) {
+    graph_steps[size_t(use)] = &meter::counter("sluice_graph_steps_total",
+                                               "Steps by how they were launched: hit: a recorded step was "
+                                               "replayed; miss: it had to be recorded first; "
+                                               "none: op by op.",
+                                               fmt::format("graph=\"{}\"", graph_use_name(use)));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "base/meter.h"
+#include "engine/step_record.h"
 #include "sched/request.h"
 
 namespace sluice {
@@ -26,6 +27,20 @@ constexpr const char* finish_reason_name(FinishReason reason) {
   }
   return "?";
 }
+
+// The share of the last ten to twenty seconds of steps that the device stood still though there was work.
+class DeviceShare {
+ public:
+  double gap_after(TimeNs execute_ns, TimeNs gap_ns) {
+    busy_ += seconds(execute_ns);
+    gap_ += seconds(gap_ns);
+    if (busy_ + gap_ > 20) busy_ /= 2, gap_ /= 2;
+    return busy_ + gap_ > 0 ? gap_ / (busy_ + gap_) : 0;
+  }
+
+ private:
+  double busy_ = 0, gap_ = 0;
+};
 
 struct EngineMeters {
   EngineMeters();
@@ -58,6 +73,9 @@ struct EngineMeters {
   Histogram& prefill_seconds;
   Histogram& decode_seconds;
   Histogram& step_seconds;
+  Histogram& step_gap_seconds;
+  Gauge& device_gap;                    // 0..1, DeviceShare
+  std::array<Counter*, 3> graph_steps;  // by GraphUse
   Histogram& step_tokens;
   Histogram& step_sequences;
   Histogram& request_prompt_tokens;

@@ -1,11 +1,31 @@
 #include "engine/executor.h"
 
+#include <immintrin.h>
 #include <pthread.h>
 
+#include <algorithm>
+
 namespace sluice {
+namespace {
+
+// Between two looks at a device: a fraction of a microsecond, for the sake of the core's other thread and of
+// the driver's lock. Now and then the core is offered to whoever else wants it, since small machines run the
+// engine's and the network's threads on it.
+constexpr int kPausesPerLook = 16, kLooksPerYield = 16;
+
+void pause_between_looks(uint32_t looks) {
+  for (int i = 0; i < kPausesPerLook; ++i) _mm_pause();
+  if (looks % kLooksPerYield == 0) std::this_thread::yield();
+}
+
+}  // namespace
 
 Executor::Executor(StepRunner& runner, Bell& finished_bell) : runner_(runner), finished_bell_(finished_bell) {
-  for (Step& step : steps_) free_.push(&step);
+  int slot = 0;
+  for (Step& step : steps_) {
+    step.slot = slot++;
+    free_.push(&step);
+  }
   thread_ = std::thread([this] { run(); });
 }
 
@@ -38,26 +58,59 @@ void Executor::recycle(Step* step) { CHECK(free_.push(step)); }
 
 void Executor::run() {
   pthread_setname_np(pthread_self(), "sluice-executor");
-  TimeNs idle_since = now_ns();
-  for (;;) {
+  idle_since_ = now_ns();
+  for (uint32_t looks = 0;;) {
     const uint32_t heard = prepared_bell_.count();
-    Step* step = nullptr;
-    if (!prepared_.pop(step)) {
+    const bool launched = launch_prepared();  // first: a device that runs dry waits for it
+    const bool finished = take_finished();
+    if (launched || finished) {
+      looks = 0;
+    } else if (launched_.load() != ended_.load()) {
+      pause_between_looks(++looks);
+    } else {
       if (quit_.load()) return;
       prepared_bell_.wait(heard);
-      continue;
     }
-    StepRecord& record = step->record;
-    record.execute_at = now_ns();
-    record.idle_ns = record.execute_at - idle_since;
-    running_since_.store(record.execute_at, std::memory_order_relaxed);
-    runner_.run(*step);
-    idle_since = now_ns();
-    running_since_.store(0, std::memory_order_relaxed);
-    record.execute_ns = idle_since - record.execute_at;
-    CHECK(done_.push(step));
-    finished_bell_.ring();
   }
+}
+
+bool Executor::launch_prepared() {
+  const uint32_t turn = launched_.load();
+  Step* step = nullptr;
+  if (turn - ended_.load() == kStepsInFlight || !prepared_.pop(step)) return false;
+  StepRecord& record = step->record;
+  record.execute_at = now_ns();
+  if (turn == ended_.load()) running_since_.store(record.execute_at, std::memory_order_relaxed);
+  under_way_[turn % kStepsInFlight].store(step);
+  launched_.store(turn + 1);
+  runner_.launch(*step);
+  record.launch_ns = now_ns() - record.execute_at;
+  return true;
+}
+
+bool Executor::take_finished() {
+  const uint32_t turn = ended_.load();
+  if (turn == launched_.load()) return false;
+  Step* step = under_way_[turn % kStepsInFlight].load();
+  if (!runner_.done(*step)) return false;
+  const TimeNs now = now_ns();
+  StepRecord& record = step->record;
+  const StepTimes device = runner_.times(*step);
+  if (device.busy_ns > 0) {
+    record.execute_ns = device.busy_ns;
+    record.idle_ns = device.idle_ns;
+    record.execute_at = std::max(record.execute_at, now - device.busy_ns);
+  } else {  // launched behind another step, it began when that one ended
+    record.idle_ns = std::max<TimeNs>(0, record.execute_at - idle_since_);
+    record.execute_at = std::max(record.execute_at, idle_since_);
+    record.execute_ns = now - record.execute_at;
+  }
+  idle_since_ = now;
+  ended_.store(turn + 1);
+  running_since_.store(turn + 1 == launched_.load() ? 0 : now, std::memory_order_relaxed);
+  CHECK(done_.push(step));
+  finished_bell_.ring();
+  return true;
 }
 
 }  // namespace sluice

@@ -1,5 +1,10 @@
 // The thread that runs steps. Two bounded queues of one producer and one consumer each: prepared steps in,
-// finished ones out. While it runs one step the next lies ready, so the device never waits for the plan.
+// finished ones out.
+//
+// A device that works behind the host is given the next step while one runs, so that it never waits for the
+// plan. While steps are under way the thread looks in turn for a prepared one and for the end of the oldest: it
+// spins, since a wake-up costs more than a look and comes out of every step. With nothing under way it sleeps.
+// A device whose launch does the work (the CPU) is done at once, so there it never spins.
 #pragma once
 
 #include <array>
@@ -30,9 +35,19 @@ class Executor {
 
   // Any thread: since when the running step runs; 0: none does.
   TimeNs running_since() const { return running_since_.load(std::memory_order_relaxed); }
+  // Any thread: nothing is under way, and the thread waits for the next step.
+  bool asleep() const { return prepared_bell_.sleepers() > 0; }
+  // For a process that is about to end: records of the steps under way, oldest first. They may be changing.
+  template <typename F>
+  void for_each_under_way(F&& look) const {
+    for (uint32_t turn = ended_.load(); turn != launched_.load(); ++turn)
+      if (const Step* step = under_way_[turn % kStepsInFlight].load()) look(step->record);
+  }
 
  private:
   void run();
+  bool launch_prepared();
+  bool take_finished();
 
   StepRunner& runner_;
   Bell& finished_bell_;
@@ -45,7 +60,12 @@ class Executor {
   Bell prepared_bell_;
   std::atomic<bool> quit_{false};
   std::atomic<TimeNs> running_since_{0};
-  std::thread thread_;  // last: it uses all of the above
+
+  // Executor thread; others only look.
+  std::array<std::atomic<Step*>, kStepsInFlight> under_way_{};
+  std::atomic<uint32_t> launched_{0}, ended_{0};
+  TimeNs idle_since_ = 0;  // the end of the last step, as seen by the host
+  std::thread thread_;     // last: it uses all of the above
 };
 
 }  // namespace sluice

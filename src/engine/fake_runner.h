@@ -4,10 +4,13 @@
 // alone (expected_next).
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <condition_variable>
-#include <functional>
 #include <mutex>
 #include <span>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/step_runner.h"
@@ -17,11 +20,25 @@ namespace sluice {
 
 class FakeRunner final : public StepRunner {
  public:
-  FakeRunner(const KvLayout& layout, int blocks, int slots, int vocab)
+  // Where a step is computed: in launch, as on the CPU, or by a thread of the fake's own, as on a card.
+  enum class Device { in_launch, behind_the_host };
+
+  FakeRunner(const KvLayout& layout, int blocks, int slots, int vocab, Device device = Device::in_launch)
       : layout_(layout),
         vocab_(vocab),
         cache_(size_t(blocks) * size_t(layout.block_tokens), -1),
-        last_ids_(size_t(slots), -1) {}
+        last_ids_(size_t(slots), -1) {
+    if (device == Device::behind_the_host) device_ = std::thread([this] { run_device(); });
+  }
+  ~FakeRunner() override {
+    if (!device_.joinable()) return;
+    {
+      std::lock_guard lock(mutex_);
+      quit_ = true;
+      wake_.notify_all();
+    }
+    device_.join();
+  }
 
   // Steps run freely until hold(); then each release() lets one pass.
   void hold() {
@@ -38,7 +55,7 @@ class FakeRunner final : public StepRunner {
     held_ = false;
     wake_.notify_all();
   }
-  // Blocks until `count` steps have begun since construction (the warm-up's included).
+  // Blocks until `count` steps have been launched since construction (the warm-up's included).
   void await_begun(int count) {
     std::unique_lock lock(mutex_);
     wake_.wait(lock, [&] { return begun_ >= count; });
@@ -47,22 +64,29 @@ class FakeRunner final : public StepRunner {
     std::lock_guard lock(mutex_);
     return begun_;
   }
+  // Steps that the device has computed.
+  int computed() {
+    std::lock_guard lock(mutex_);
+    return computed_;
+  }
+  // Times that the executor has asked whether a step is done.
+  int looks() const { return looks_.load(); }
 
-  void run(Step& step) override {
-    {
-      std::unique_lock lock(mutex_);
-      ++begun_;
-      wake_.notify_all();
-      wake_.wait(lock, [&] { return !held_ || passes_ > 0; });
-      if (held_) --passes_;
-    }
-    const BatchInput& b = step.batch;
-    for (int row = 0; row < b.tokens; ++row) store(b, row);
-    for (int i = 0; i < b.logit_rows; ++i)
-      step.results[size_t(i)] = answer(b, b.logit_index[i], step.rows[size_t(i)]);
-    for (int i = 0; i < b.logit_rows; ++i)
-      if (step.rows[size_t(i)].slot >= 0)
-        last_ids_[size_t(step.rows[size_t(i)].slot)] = step.results[size_t(i)].id;
+  void launch(Step& step) override {
+    std::unique_lock lock(mutex_);
+    step.record.graph = graph_use(step);
+    under_way_[begun_ % kStepsInFlight] = &step;
+    ++begun_;
+    wake_.notify_all();
+    if (device_.joinable()) return;
+    wake_.wait(lock, [&] { return may_pass(); });
+    compute_next(lock);
+  }
+  bool done(Step& step) override {
+    ++looks_;
+    std::lock_guard lock(mutex_);
+    const Step* last = computed_ ? under_way_[(computed_ - 1) % kStepsInFlight] : nullptr;
+    return begun_ == computed_ || last == &step;
   }
 
   // The token that follows `ids`, for a request without penalties, bans or biases.
@@ -77,6 +101,44 @@ class FakeRunner final : public StepRunner {
   }
 
  private:
+  bool may_pass() const { return !held_ || passes_ > 0; }
+
+  void run_device() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [&] { return quit_ || (computed_ < begun_ && may_pass()); });
+      if (quit_) return;
+      compute_next(lock);
+    }
+  }
+
+  // Without the lock while it computes: only the step under way is touched, and memory of this thread alone.
+  void compute_next(std::unique_lock<std::mutex>& lock) {
+    Step& step = *under_way_[computed_ % kStepsInFlight];
+    if (held_) --passes_;
+    lock.unlock();
+    compute(step);
+    lock.lock();
+    ++computed_;
+  }
+
+  void compute(Step& step) {
+    const BatchInput& b = step.batch;
+    const int rows = int(step.rows.size());  // what the batch has beyond is padding
+    for (int row = 0; row < b.tokens; ++row)
+      if (b.kv_lengths[b.row_sequence[row]] > 0) store(b, row);
+    for (int i = 0; i < rows; ++i) step.results[size_t(i)] = answer(b, b.logit_index[i], step.rows[size_t(i)]);
+    for (int i = 0; i < rows; ++i)
+      if (step.rows[size_t(i)].slot >= 0)
+        last_ids_[size_t(step.rows[size_t(i)].slot)] = step.results[size_t(i)].id;
+  }
+
+  GraphUse graph_use(const Step& step) {
+    if (!step.replayable) return GraphUse::none;
+    bool& seen = recorded_[size_t(step.batch.sequences * kStepsInFlight + step.slot)];
+    return std::exchange(seen, true) ? GraphUse::hit : GraphUse::miss;
+  }
+
   static uint64_t mix(uint64_t h, uint64_t v) {
     h ^= v + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2);
     h *= 0xff51afd7ed558ccdull;
@@ -124,8 +186,12 @@ class FakeRunner final : public StepRunner {
   std::vector<int32_t> last_ids_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  bool held_ = false;
-  int passes_ = 0, begun_ = 0;
+  bool held_ = false, quit_ = false;
+  int passes_ = 0, begun_ = 0, computed_ = 0;
+  std::array<Step*, kStepsInFlight> under_way_{};
+  std::array<bool, 2048> recorded_{};
+  std::atomic<int> looks_{0};
+  std::thread device_;  // last: it uses all of the above
 };
 
 }  // namespace sluice

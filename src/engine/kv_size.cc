@@ -8,6 +8,7 @@ namespace sluice {
 namespace {
 
 double mib(size_t bytes) { return double(bytes) / 1048576.0; }
+double gib(size_t bytes) { return double(bytes) / 1073741824.0; }
 
 // The longest context, in whole blocks, that fits `blocks`; peak_blocks rises with length.
 int longest_context(const KvLayout& layout, size_t blocks) {
@@ -19,44 +20,77 @@ int longest_context(const KvLayout& layout, size_t blocks) {
   return std::min(fits * layout.block_tokens, layout.max_length);
 }
 
+// Bytes that the pool may take.
+size_t budget(const KvWish& wish) {
+  return wish.kv_bytes ? wish.kv_bytes : wish.card.total ? wish.card.left() : wish.free_bytes / 2;
+}
+size_t available(const KvWish& wish) { return wish.card.total ? wish.card.left() : wish.free_bytes; }
+
+// Blocks that could be of use, and why so many.
+struct Wanted {
+  size_t blocks = 0;
+  const char* reason = "";
+};
+Wanted wanted(const KvWish& wish) {
+  const KvLayout& layout = wish.layout;
+  const size_t one_longest = size_t(layout.peak_blocks(layout.max_length)), seats = size_t(wish.max_sequences);
+  if (wish.card.total) return {one_longest * seats, "all sequences at the whole context"};
+  const size_t many = size_t(layout.peak_blocks(std::min(layout.max_length, kModerateContext))) * seats;
+  if (one_longest >= many) return {one_longest, "one request of the whole context"};
+  return {many, "all sequences at a moderate length"};
+}
+
+Error card_too_small(const CardMemory& card, int least, size_t needed) {
+  return {
+      ErrorCode::kResourceExhausted,
+      fmt::format(
+          "the card is {:.2f} GiB short: keys and values for a context of {} tokens take {:.2f} GiB; of {:.1f} "
+          "GiB, {:.2f} are in use by weights, activations and other programs, and gpu.memory_fraction {} "
+          "allows {:.2f} in all. Raise gpu.memory_fraction, lower engine.step_tokens, engine.max_sequences or "
+          "engine.max_context, or use quantized weights",
+          gib(card.used + needed - card.allowed()), least, gib(needed), gib(card.total), gib(card.used),
+          card.fraction, gib(card.allowed())),
+      "gpu.memory_fraction"};
+}
+
+Error too_small(const KvWish& wish) {
+  const int least = std::min(kMinContext, wish.layout.max_length);
+  const size_t needed = size_t(wish.layout.peak_blocks(least)) * wish.block_bytes;
+  if (wish.card.total && !wish.kv_bytes) return card_too_small(wish.card, least, needed);
+  return {ErrorCode::kResourceExhausted,
+          fmt::format(
+              "{:.1f} MiB for keys and values are not enough for a context of {} tokens, which takes {:.1f} "
+              "MiB{}",
+              mib(budget(wish)), least, mib(needed),
+              wish.kv_bytes ? "; give more, or 0 to have it chosen from the free memory"
+                            : fmt::format(" ({:.1f} MiB are free, half of it may be used): use a smaller "
+                                          "model or free some memory",
+                                          mib(wish.free_bytes))),
+          "kv_bytes"};
+}
+
 }  // namespace
 
 Result<KvSize> size_kv(const KvWish& wish) {
   const KvLayout& layout = wish.layout;
   CHECK(layout.block_tokens > 0 && layout.max_length > 0 && wish.block_bytes > 0);
   const size_t one_longest = size_t(layout.peak_blocks(layout.max_length));
-  const size_t many =
-      size_t(layout.peak_blocks(std::min(layout.max_length, kModerateContext))) * size_t(wish.max_sequences);
-  const size_t wanted = std::max(one_longest, many);
+  const Wanted want = wanted(wish);
   constexpr size_t kMostBlocks = size_t{1} << 30;
-  const size_t allowed = (wish.kv_bytes ? wish.kv_bytes : wish.free_bytes / 2) / wish.block_bytes;
-  const size_t blocks = std::min(wish.kv_bytes ? allowed : std::min(wanted, allowed), kMostBlocks);
+  const size_t allowed = budget(wish) / wish.block_bytes;
+  const size_t blocks = std::min(wish.kv_bytes ? allowed : std::min(want.blocks, allowed), kMostBlocks);
 
   KvSize size{layout, int(blocks), {}};
   size.layout.max_length = blocks >= one_longest ? layout.max_length : longest_context(layout, blocks);
-  if (size.layout.max_length < std::min(kMinContext, layout.max_length)) {
-    const int least = std::min(kMinContext, layout.max_length);
-    return Error{
-        ErrorCode::kResourceExhausted,
-        fmt::format(
-            "{:.1f} MiB for keys and values are not enough for a context of {} tokens, which takes {:.1f} "
-            "MiB{}",
-            mib(wish.kv_bytes ? wish.kv_bytes : wish.free_bytes / 2), least,
-            mib(size_t(layout.peak_blocks(least)) * wish.block_bytes),
-            wish.kv_bytes ? "; give more, or 0 to have it chosen from the free memory"
-                          : fmt::format(" ({:.1f} MiB are free, half of it may be used): use a smaller "
-                                        "model or free some memory",
-                                        mib(wish.free_bytes))),
-        "kv_bytes"};
-  }
-  const char* decided = wish.kv_bytes         ? "as configured"
-                        : blocks < wanted     ? "half of the free memory"
-                        : one_longest >= many ? "one request of the whole context"
-                                              : "all sequences at a moderate length";
+  if (size.layout.max_length < std::min(kMinContext, layout.max_length)) return too_small(wish);
+  const char* decided = wish.kv_bytes           ? "as configured"
+                        : blocks >= want.blocks ? want.reason
+                        : wish.card.total       ? "what is left of the card's share"
+                                                : "half of the free memory";
   size.reason = fmt::format("{} blocks of {} tokens, {:.0f} MiB ({}{}); context {}{}", blocks,
                             layout.block_tokens, mib(blocks * wish.block_bytes), decided,
-                            blocks * wish.block_bytes > wish.free_bytes
-                                ? fmt::format("; more than the {:.0f} MiB that are free", mib(wish.free_bytes))
+                            blocks * wish.block_bytes > available(wish)
+                                ? fmt::format("; more than the {:.0f} MiB that are free", mib(available(wish)))
                                 : "",
                             size.layout.max_length,
                             size.layout.max_length < layout.max_length

@@ -1,6 +1,7 @@
 // How many blocks the cache gets, and how long a request may become. Pure: numbers in, numbers out.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 
@@ -9,12 +10,23 @@
 
 namespace sluice {
 
+// A card's own memory. The pool may be the rest of it: nothing else is allocated after.
+struct CardMemory {
+  size_t total = 0;  // 0: there is no card; memory is shared with everything else
+  size_t used = 0;   // by weights, activations and workspaces, and by other programs
+  double fraction = 0.9;
+
+  size_t allowed() const { return size_t(double(total) * fraction); }
+  size_t left() const { return allowed() - std::min(allowed(), used); }
+};
+
 struct KvWish {
   KvLayout layout;  // max_length: the context wished for
   size_t block_bytes = 0;
   size_t kv_bytes = 0;    // given by the user; 0: choose
   size_t free_bytes = 0;  // memory left once the weights are in
   int max_sequences = 0;
+  CardMemory card;
 };
 
 struct KvSize {
@@ -23,10 +35,12 @@ struct KvSize {
   std::string reason;  // for people: what decided
 };
 
-// Chosen: room for max_sequences requests of a moderate length, or for one of the longest if that is more; at
-// most half of the free memory. The pool is touched only as it is used, so a generous choice costs address
-// space, not memory. Where not even one longest request fits, the context shrinks. Error (kResourceExhausted):
-// not enough for kMinContext.
+// Chosen on a card: all that is left of the fraction, up to room for max_sequences requests of the whole
+// context. Chosen elsewhere: room for max_sequences requests of a moderate length, or for one of the longest if
+// that is more; at most half of the free memory. The pool is touched only as it is used, so a generous choice
+// costs address space, not memory. Where not even one longest request fits, the context shrinks. Error
+// (kResourceExhausted): not enough for kMinContext; on a card it says how much is short and which settings free
+// it.
 Result<KvSize> size_kv(const KvWish& wish);
 
 inline constexpr int kModerateContext = 2048;  // tokens per sequence that the choice reckons with

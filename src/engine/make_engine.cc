@@ -4,10 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <optional>
 
 #include "base/log.h"
 #include "engine/kv_size.h"
 #include "engine/model_runner.h"
+#include "engine/replay_buckets.h"
 
 namespace sluice {
 namespace {
@@ -42,6 +45,11 @@ Status check_config(const EngineConfig& c) {
                                     {c.block_tokens, "block_tokens"},
                                     {c.logit_rows, "logit_rows"}})
     if (Status ok = positive(value, name); !ok) return ok;
+  if (!(c.gpu_memory_fraction > 0 && c.gpu_memory_fraction <= 1))
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("gpu_memory_fraction must be above 0 and at most 1, not {}", c.gpu_memory_fraction),
+        "gpu_memory_fraction"};
   if (c.max_context != 0 && c.max_context < kLeastContext)
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("max_context must be 0 or at least {}, not {}", kLeastContext, c.max_context),
@@ -49,15 +57,79 @@ Status check_config(const EngineConfig& c) {
   return {};
 }
 
+double gib(size_t bytes) { return double(bytes) / 1073741824.0; }
+
+bool is_card(const DeviceInfo& device) { return device.memory_total > 0; }
+
+// Sizes that the products of the layers are met at before the first request: what a library looks up or loads
+// for a number of rows, it does then.
+WarmUp warm_up_for(const DeviceInfo& device, int step_tokens, std::function<void(double)> progress) {
+  WarmUp warm_up{{std::min(16, step_tokens)}, std::move(progress)};
+  if (!is_card(device)) return warm_up;
+  warm_up.prompts.clear();
+  for (int tokens = step_tokens; tokens >= 16; tokens /= 2) warm_up.prompts.push_back(tokens);
+  warm_up.prompts.push_back(1);
+  return warm_up;
+}
+
+Error too_little_for(const char* what, const EngineConfig& config, Backend& backend) {
+  const DeviceInfo now = backend.info();
+  return {
+      ErrorCode::kResourceExhausted,
+      fmt::format("not enough memory for {}: {:.2f} GiB are free{}; lower engine.step_tokens ({}), "
+                  "engine.max_sequences ({}), engine.kv_bytes or engine.max_context, or use quantized weights",
+                  what, gib(now.memory_bytes),
+                  is_card(now) ? fmt::format(" of the card's {:.2f}", gib(now.memory_total)) : "",
+                  config.step_tokens, config.max_sequences),
+      "step_tokens"};
+}
+
+// The card's number in "cuda" or "cuda:N"; nothing else is taken for one.
+std::optional<int> card_number(std::string_view device) {
+  if (device == "cuda") return 0;
+  if (!device.starts_with("cuda:")) return {};
+  device.remove_prefix(5);
+  int number = 0;
+  const auto [end, error] = std::from_chars(device.data(), device.data() + device.size(), number);
+  if (error != std::errc() || end != device.data() + device.size() || number < 0 || device[0] == '-') return {};
+  return number;
+}
+
+Result<std::unique_ptr<Backend>> first_usable(const CpuOptions& cpu) {
+  constexpr int kMostCards = 16;
+  std::string why;
+  for (int card = 0; card < kMostCards; ++card) {
+    auto made = make_cuda_backend({.device = card});
+    if (made) {
+      LOG(info, "device: cuda:{}, {}, the first card that can be used{}", card, (*made)->info().name,
+          why.empty() ? "" : " (" + why + ")");
+      return made;
+    }
+    if (card == 0) why = made.error().message;
+  }
+  // The advice that ends the message is for those who asked for a card.
+  why = why.substr(0, why.find(";"));
+  auto made = make_cpu_backend(cpu);
+  if (made) LOG(info, "device: the CPU, {}; no card: {}", (*made)->info().name, why);
+  return made;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Backend>> make_backend(const std::string& device, const CpuOptions& cpu) {
-  if (device == "auto" || device == "cpu") return make_cpu_backend(cpu);
+  if (device == "auto") return first_usable(cpu);
+  if (device == "cpu") return make_cpu_backend(cpu);
   if (device == "ref") return make_ref_backend();
-  if (device.starts_with("cuda"))
-    return Error{ErrorCode::kUnsupported, "this build has no CUDA device; use --device cpu", "device"};
+  if (const auto card = card_number(device)) return make_cuda_backend({.device = *card});
   return Error{ErrorCode::kInvalidArgument,
                fmt::format("unknown device \"{}\"; it is auto, cpu or cuda[:N]", device), "device"};
+}
+
+EngineConfig settled(const EngineConfig& config, const DeviceInfo& device) {
+  EngineConfig c = config;
+  if (c.max_sequences == 0) c.max_sequences = is_card(device) ? 256 : 64;
+  if (c.step_tokens == 0) c.step_tokens = is_card(device) ? 2048 : 512;
+  return c;
 }
 
 Status check_context(const EngineConfig& config, const ModelSpec& spec, const std::string& path) {
@@ -68,7 +140,7 @@ Status check_context(const EngineConfig& config, const ModelSpec& spec, const st
                            config.max_context, spec.context, path, spec.context)};
 }
 
-KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backend, size_t free_bytes) {
+KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backend, const DeviceInfo& device) {
   const LayerGroups groups = layer_groups(spec);
   KvWish wish;
   wish.layout.block_tokens = config.block_tokens;
@@ -78,14 +150,22 @@ KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backe
   for (const LayerGroups::Group& group : groups.groups) wish.layout.windows.push_back(group.window);
   wish.block_bytes = backend.kv_block_bytes(kv_geometry(groups, spec, config, backend));
   wish.kv_bytes = config.kv_bytes;
-  wish.free_bytes = free_bytes;
+  wish.free_bytes = device.memory_bytes;
   wish.max_sequences = config.max_sequences;
+  if (is_card(device))
+    wish.card = {device.memory_total, device.memory_total - std::min(device.memory_total, device.memory_bytes),
+                 config.gpu_memory_fraction};
   return wish;
 }
 
-Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const EngineConfig& config) {
-  if (Status ok = check_config(config); !ok) return std::move(ok).error();
+// Activations come first. On a card workspaces too, then the pool takes what they leave; elsewhere workspaces
+// are sized for the context that came of the pool.
+Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const EngineConfig& wished) {
   const ModelSpec& spec = model.spec;
+  Backend& backend = model.backend;
+  const DeviceInfo device = backend.info();
+  const EngineConfig config = settled(wished, device);
+  if (Status ok = check_config(config); !ok) return std::move(ok).error();
   const LayerGroups groups = layer_groups(spec);
   Policy policy;
   policy.max_running = config.max_sequences;
@@ -93,40 +173,43 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const Engi
   policy.max_queue = config.max_queue;
   policy.min_progress = config.block_tokens;
 
-  const DeviceInfo device = model.backend.info();
-  const KvWish wish =
-      kv_wish(spec, config, model.backend, device.memory_bytes);  // free now, with the weights in
-  const KvGeometry geometry = kv_geometry(groups, spec, config, model.backend);
+  KvWish wish = kv_wish(spec, config, backend, device);
+  const KvGeometry geometry = kv_geometry(groups, spec, config, backend);
+  const ModelCost cost = cost_of(spec, groups, model.weights, geometry);
+  const bool replay = config.graphs && backend.can_record();
+  // A recorded step computes all its logits in one tile.
+  const int logit_rows =
+      replay ? std::max(config.logit_rows, replay_buckets(policy.max_running).back()) : config.logit_rows;
+  const BatchBuilder builder({policy.step_tokens, policy.max_running, replay}, wish.layout, cost);
+  const ModelRunnerShape shape{policy.step_tokens, policy.max_running, logit_rows,
+                               builder.staging_elements() * sizeof(int32_t)};
+  auto runner = std::make_unique<ModelRunner>(spec, groups, model.weights, backend, shape);
+  if (!runner->allocated())
+    return too_little_for(fmt::format("the activations of {} tokens", policy.step_tokens).c_str(), config,
+                          backend);
+  const auto reserve = [&](int context) {
+    backend.reserve({.max_tokens = policy.step_tokens,
+                     .max_sequences = policy.max_running,
+                     .max_columns = std::max({spec.hidden, spec.heads * spec.head_dim, spec.ffn}),
+                     .max_heads = spec.heads,
+                     .head_dim = spec.head_dim,
+                     .max_context = context,
+                     .vocab = spec.vocab,
+                     .max_logit_rows = logit_rows});
+  };
+  if (is_card(device)) {
+    reserve(wish.layout.max_length);
+    wish.card = kv_wish(spec, config, backend, backend.info()).card;
+  }
   auto sized = size_kv(wish);
   if (!sized) return std::move(sized).error();
   const KvSize& kv = *sized;
   LOG(info, "keys and values: {}", kv.reason);
-
-  const ModelCost cost = cost_of(spec, groups, model.weights, geometry);
-  const BatchBuilder builder({policy.step_tokens, policy.max_running}, kv.layout, cost);
-  const ModelRunnerShape shape{policy.step_tokens,
-                               policy.max_running,
-                               config.logit_rows,
-                               kv.blocks,
-                               wish.block_bytes,
-                               builder.staging_elements() * sizeof(int32_t),
-                               geometry};
-  auto runner = std::make_unique<ModelRunner>(spec, groups, model.weights, model.backend, shape);
-  if (!runner->allocated()) {
-    return Error{
-        ErrorCode::kResourceExhausted,
-        fmt::format("not enough memory for {:.0f} MiB of keys and values and the activations of {} tokens: set "
-                    "kv_bytes or step_tokens lower",
-                    double(kv.blocks) * double(wish.block_bytes) / 1048576.0, policy.step_tokens),
-        "kv_bytes"};
-  }
-  model.backend.reserve({.max_tokens = policy.step_tokens,
-                         .max_sequences = policy.max_running,
-                         .max_columns = std::max({spec.hidden, spec.heads * spec.head_dim, spec.ffn}),
-                         .max_heads = spec.heads,
-                         .head_dim = spec.head_dim,
-                         .max_context = kv.layout.max_length,
-                         .vocab = spec.vocab});
+  if (!runner->allocate_pool(kv.blocks, wish.block_bytes, geometry))
+    return too_little_for(
+        fmt::format("{:.2f} GiB of keys and values", gib(size_t(kv.blocks) * wish.block_bytes)).c_str(), config,
+        backend);
+  if (!is_card(device)) reserve(kv.layout.max_length);
 
   EngineInfo info;
   info.spec = spec;
@@ -138,8 +221,8 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const Engi
   info.activation_bytes = runner->activation_bytes();
   info.end_ids = model.end_ids;
   info.device = device;
-  if (model.on_warm_up) model.on_warm_up();
-  return make_engine(std::move(info), policy, kv.layout, cost, std::move(runner));
+  return make_engine(std::move(info), policy, kv.layout, cost, std::move(runner),
+                     warm_up_for(device, policy.step_tokens, model.on_warm_up), replay);
 }
 
 }  // namespace sluice

@@ -19,26 +19,38 @@ struct EngineModel {
   const ModelSpec& spec;
   const Weights& weights;
   Backend& backend;
-  std::vector<int32_t> end_ids;        // end-of-generation ids
-  std::function<void()> on_warm_up{};  // called when all is allocated and the warm-up begins
+  std::vector<int32_t> end_ids;              // end-of-generation ids
+  std::function<void(double)> on_warm_up{};  // all is allocated; the share of the warm-up that is done
 };
 
-// What make_engine asks size_kv for, given the memory that is free once the weights are in; `serve --dry-run`
-// shows it.
-KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backend, size_t free_bytes);
+// What is computed, and thrown away, before the first request.
+struct WarmUp {
+  std::vector<int> prompts = {16};  // tokens; one longer than the context is cut
+  std::function<void(double)> progress{};
+};
 
-// "auto", "cpu", "ref" or "cuda[:N]"; what this build lacks is an error that says so.
+// "auto", "cpu", "ref" or "cuda[:N]". Auto: the first card that can be used, else the CPU; the log says which,
+// and why. What this build or machine lacks is an error that says so.
 Result<std::unique_ptr<Backend>> make_backend(const std::string& device, const CpuOptions& cpu);
+
+// `config` with what is automatic decided for a device: 64 sequences and steps of 512 tokens on a CPU, 256 and
+// 2048 on a card.
+EngineConfig settled(const EngineConfig& config, const DeviceInfo& device);
+
+// What make_engine asks size_kv for, given what is free on `device` once the weights are in; `serve --dry-run`
+// shows it. `config` is settled.
+KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backend, const DeviceInfo& device);
 
 // Refuses a max_context that is too short to be of use or longer than the model's. `path` serves messages.
 Status check_context(const EngineConfig& config, const ModelSpec& spec, const std::string& path);
 
-// Allocates activations and the block pool, computes a warm-up prompt, starts the threads. Errors: not enough
-// memory for one sequence, settings that contradict each other (named).
+// Allocates activations and the block pool, computes a warm-up, starts the threads. Errors: not enough memory
+// for one sequence, settings that contradict each other (named).
 Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const EngineConfig& config);
 
 // For tests: any runner. `info` supplies context, vocabulary and end ids; `cost` may be zero.
 std::unique_ptr<Engine> make_engine(EngineInfo info, const Policy& policy, const KvLayout& layout,
-                                    const ModelCost& cost, std::unique_ptr<StepRunner> runner);
+                                    const ModelCost& cost, std::unique_ptr<StepRunner> runner,
+                                    const WarmUp& warm_up = {}, bool replay = false);
 
 }  // namespace sluice

@@ -1,6 +1,7 @@
 #include "engine/model_runner.h"
 
 #include <algorithm>
+#include <array>
 
 namespace sluice {
 
@@ -11,33 +12,90 @@ ModelRunner::ModelRunner(const ModelSpec& spec, const LayerGroups& groups, const
       shape_(shape),
       groups_(groups),
       decoder_(spec, groups_, weights, backend, shape.max_tokens, shape.logit_rows),
-      pool_(backend.alloc(size_t(shape.blocks) * shape.block_bytes)),
-      staging_(backend.alloc(shape.staging_bytes)),
-      last_ids_(backend.alloc(size_t(shape.max_sequences) * sizeof(int32_t))) {}
+      last_ids_(backend.alloc(size_t(shape.max_sequences) * sizeof(int32_t))) {
+  for (Buffer& staging : staging_) staging = backend.alloc(shape.staging_bytes);
+}
 
-void ModelRunner::run(Step& step) {
-  backend_.copy_in(staging_.data(), step.staging.data(), step.staging_used * sizeof(int32_t));
+bool ModelRunner::allocated() const {
+  return decoder_.activation_bytes() > 0 && staging_[0].data() && staging_[1].data() && last_ids_.data();
+}
+
+bool ModelRunner::allocate_pool(int blocks, size_t block_bytes, const KvGeometry& geometry) {
+  pool_ = backend_.alloc_pool(size_t(blocks) * block_bytes, geometry);
+  kv_ = {pool_.as<std::byte>(), block_bytes, geometry};
+  return pool_.data() != nullptr;
+}
+
+std::byte* ModelRunner::host_memory(size_t bytes) {
+  host_.push_back(backend_.alloc_host(bytes));
+  CHECK(host_.back().data(), "not enough host memory for the arrays of a step");
+  return host_.back().as<std::byte>();
+}
+
+void ModelRunner::launch(Step& step) {
+  const BatchInput batch = on_device(step);
+  stage(step, batch);
+  backend_.open_step(step.slot);
+  if (!step.replayable) {
+    run(step, batch);
+  } else if (const int key = batch.sequences * kStepsInFlight + step.slot; backend_.replay(key)) {
+    step.record.graph = GraphUse::hit;
+  } else {
+    step.record.graph = GraphUse::miss;
+    backend_.begin_recording(key);
+    run(step, batch);
+    backend_.end_recording(key);
+  }
+  backend_.submit_step(step.slot);
+}
+
+// The same arrays at the same offsets of the slot's memory on the device.
+BatchInput ModelRunner::on_device(const Step& step) const {
   BatchInput batch = step.batch;
-  const auto on_device = [&](const int32_t* p) {
-    return p ? staging_.as<int32_t>() + (p - step.staging.data()) : nullptr;
-  };
+  int32_t* const base = staging_[step.slot].as<int32_t>();
+  const auto moved = [&](const int32_t* p) { return p ? base + (p - step.staging.data()) : nullptr; };
   for (const int32_t** array : {&batch.token_ids, &batch.positions, &batch.row_sequence, &batch.row_starts,
                                 &batch.kv_lengths, &batch.logit_index})
-    *array = on_device(*array);
-  for (const int32_t*& table : batch.tables) table = on_device(table);
+    *array = moved(*array);
+  for (const int32_t*& table : batch.tables) table = moved(table);
+  batch.table_stride = step.table_pitch;
   batch.last_ids = last_ids_.as<int32_t>();
+  return batch;
+}
 
-  decoder_.forward(batch, {pool_.as<std::byte>(), shape_.block_bytes, shape_.geometry});
+// One piece for all flat arrays, unused ends included: a copy costs by the call, not by these few KiB. Tables
+// are as wide as the longest row on the host, and lie at a fixed pitch on the device, where records look.
+void ModelRunner::stage(const Step& step, const BatchInput& batch) {
+  std::array<Upload, 1 + kMaxLayerGroups> uploads;
+  size_t count = 0;
+  uploads[count++] = {staging_[step.slot].data(), step.staging.data(), step.flat_elements * sizeof(int32_t)};
+  const size_t row = size_t(step.batch.table_stride) * sizeof(int32_t);
+  for (int g = 0; g < batch.groups; ++g)
+    uploads[count++] = {
+        .device = staging_[step.slot].as<int32_t>() + (step.batch.tables[g] - step.staging.data()),
+        .host = step.batch.tables[g],
+        .row_bytes = row,
+        .rows = size_t(batch.sequences),
+        .device_pitch = size_t(step.table_pitch) * sizeof(int32_t),
+        .host_pitch = row};
+  backend_.stage(step.slot, {uploads.data(), count}, step.rows, batch.logit_rows);
+}
+
+void ModelRunner::run(const Step& step, const BatchInput& batch) {
+  decoder_.forward(batch, kv_);
   for (int first = 0; first < batch.logit_rows; first += shape_.logit_rows) {
     const int count = std::min(shape_.logit_rows, batch.logit_rows - first);
     const Tensor logits = decoder_.logits(batch, first, count);
+    const std::span<const SampleRow> rows = step.rows;  // fewer than the batch has, if it is padded
+    const size_t from = std::min(size_t(first), rows.size());
     backend_.sample({.logits = logits,
-                     .rows = {step.rows.data() + first, size_t(count)},
-                     .results = {step.results.data() + first, size_t(count)},
+                     .rows = rows.subspan(from, std::min(size_t(count), rows.size() - from)),
+                     .results = step.results.subspan(size_t(first), size_t(count)),
                      .last_ids = last_ids_.as<int32_t>(),
-                     .softcap = spec_.final_softcap});
+                     .softcap = spec_.final_softcap,
+                     .slot = step.slot,
+                     .first_row = first});
   }
-  backend_.finish_step();
 }
 
 }  // namespace sluice

@@ -1,6 +1,8 @@
-// Runs steps on a real model: one copy of the step's arrays to the device, the layers, then logits and sampling
-// in tiles of rows. Owns activations, the block pool's memory and the ids last sampled. Used by the executor's
-// thread.
+// Runs steps on a real model: the step's arrays to the device, the layers, then logits and sampling in tiles of
+// rows. Owns activations, the block pool's memory and the ids last sampled.
+//
+// Steps that fit a bucket are recorded when they are first met, and replayed from then on: one launch instead
+// of hundreds. The records of the two slots differ, since each has its own arrays and results.
 #pragma once
 
 #include <vector>
@@ -15,33 +17,41 @@ namespace sluice {
 struct ModelRunnerShape {
   int max_tokens = 0;
   int max_sequences = 0;
-  int logit_rows = 0;  // per tile
-  int blocks = 0;
-  size_t block_bytes = 0;
-  size_t staging_bytes = 0;
-  KvGeometry geometry;
+  int logit_rows = 0;        // per tile; with replay, at least as many as the largest bucket has
+  size_t staging_bytes = 0;  // per slot
 };
 
 class ModelRunner final : public StepRunner {
  public:
   ModelRunner(const ModelSpec& spec, const LayerGroups& groups, const Weights& weights, Backend& backend,
               const ModelRunnerShape& shape);
-  void run(Step& step) override;
   // False: the device had not enough memory.
-  bool allocated() const {
-    return decoder_.activation_bytes() > 0 && pool_.data() && staging_.data() && last_ids_.data();
-  }
+  bool allocated() const;
+  // The block pool, last of all: it takes what memory is left. False: there was not enough.
+  bool allocate_pool(int blocks, size_t block_bytes, const KvGeometry& geometry);
+
+  void launch(Step& step) override;
+  bool done(Step& step) override { return backend_.step_done(step.slot); }
+  StepTimes times(const Step& step) override { return backend_.step_times(step.slot); }
+  std::byte* host_memory(size_t bytes) override;
+
   size_t activation_bytes() const { return decoder_.activation_bytes(); }
 
  private:
+  BatchInput on_device(const Step& step) const;
+  void stage(const Step& step, const BatchInput& batch);
+  void run(const Step& step, const BatchInput& batch);
+
   const ModelSpec& spec_;
   Backend& backend_;
   const ModelRunnerShape shape_;
   const LayerGroups groups_;
   Decoder decoder_;
-  Buffer pool_;      // [blocks] of block_bytes
-  Buffer staging_;   // the step's arrays on the device
-  Buffer last_ids_;  // [slots]
+  Buffer pool_;  // [blocks] of block_bytes
+  KvPool kv_;
+  Buffer staging_[kStepsInFlight];  // a step's arrays on the device, by slot
+  Buffer last_ids_;                 // [slots of sequences]
+  std::vector<Buffer> host_;
 };
 
 }  // namespace sluice

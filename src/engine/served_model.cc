@@ -80,9 +80,9 @@ Result<std::unique_ptr<ServedModel>> load_model(const LoadOptions& options, cons
   model->weights_ = std::move(*weights);
 
   tell("kv", 0);
-  auto engine = make_engine(
-      {model->spec_, model->weights_, *model->backend_, end_ids_of(*model), [&] { tell("warm-up", 0); }},
-      options.engine);
+  auto engine = make_engine({model->spec_, model->weights_, *model->backend_, end_ids_of(*model),
+                             [&](double share) { tell("warm-up", share); }},
+                            options.engine);
   if (!engine) return std::move(engine).error();
   model->engine_ = std::move(*engine);
   return std::unique_ptr<ServedModel>(std::move(model));

@@ -16,7 +16,7 @@ namespace sluice {
 struct LoadOptions {
   std::string path;                // .gguf or folder
   std::string chat_template_file;  // overrides the model's own; empty: none
-  std::string device = "auto";     // auto | cpu | cuda[:N]; this build: cpu, and ref (float32, slow: the judge)
+  std::string device = "auto";     // auto | cpu | cuda[:N] | ref (float32, slow: the judge)
   CpuOptions cpu;
   EngineConfig engine;
 };
@@ -27,7 +27,7 @@ struct GenerationDefaults {
   std::optional<int> top_k;
 };
 
-// "read header", "tokenizer", "weights" (with a fraction), "kv", "warm-up".
+// "read header", "tokenizer", "weights" (with a fraction), "kv", "warm-up" (with a fraction).
 using LoadListener = std::function<void(const std::string& phase, double fraction)>;
 
 class ServedModel {

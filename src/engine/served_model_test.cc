@@ -113,8 +113,12 @@ TEST(LoadModel, SideFilesThatMakeNoSenseAreNamed) {
 
 TEST(LoadModel, WhatIsWrongIsNamed) {
   LoadOptions o = options(model_file("SmolLM2-135M-Instruct.Q4_1.gguf"));
-  o.device = "cuda:1";
-  EXPECT_NE(error_of(o).find("no CUDA device"), std::string::npos);
+  o.device = "cuda:99";  // the build, the machine, or the number: whichever is missing
+  EXPECT_NE(error_of(o).find("cuda:"), error_of(o).find("use --device cpu")) << error_of(o);
+  for (const char* device : {"cuda:", "cuda:x", "cuda:-1", "cuda:1x", "cuda:99999999999", "cuda0"}) {
+    o.device = device;
+    EXPECT_NE(error_of(o).find("unknown device"), std::string::npos) << device;
+  }
   o.device = "tpu";
   EXPECT_NE(error_of(o).find("tpu"), std::string::npos);
   EXPECT_NE(error_of(options("/nowhere/model.gguf")).find("/nowhere/model.gguf"), std::string::npos);
@@ -135,7 +139,7 @@ TEST(LoadModel, WhatIsWrongIsNamed) {
   one.engine.max_context = 5000;
   EXPECT_NE(error_of(one).find("more than the 4096"), std::string::npos);
   LoadOptions zero = options(tiny("llama-tied"));
-  zero.engine.max_sequences = 0;
+  zero.engine.max_sequences = -1;
   EXPECT_NE(error_of(zero).find("max_sequences"), std::string::npos);
 }
 

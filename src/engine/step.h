@@ -1,5 +1,5 @@
 // One step on its way: planned and built by the engine thread, run by the executor, then the engine thread's
-// again. There are two of them, allocated at start.
+// again. There are two of them, allocated at start; each keeps its slot, and so its memory on host and device.
 #pragma once
 
 #include <span>
@@ -14,17 +14,21 @@ namespace sluice {
 inline constexpr int kStepsInFlight = 2;
 
 struct Step {
+  int slot = 0;  // 0 .. kStepsInFlight - 1, never changes
   StepPlan plan;
 
-  // Built: flat arrays in `staging` (host memory), which `batch` points into.
+  // Built: flat arrays in `staging` (host memory of the runner), which `batch` points into. The device has them
+  // at the same offsets; there the rows of a table are `table_pitch` apart, here batch.table_stride.
   BatchInput batch;
-  std::vector<int32_t> staging;    // sized for the largest step
-  size_t staging_used = 0;         // elements
-  std::vector<SampleRow> rows;     // [logit_rows]
+  std::span<int32_t> staging;      // sized for the largest step
+  size_t flat_elements = 0;        // of staging: all that comes before the tables
+  int table_pitch = 0;             // elements
+  std::vector<SampleRow> rows;     // of plan's entries; padding of the batch has none
   std::vector<int32_t> row_begin;  // [sequences + 1] first row of each plan entry
+  bool replayable = false;         // padded to a bucket, so that a recorded step does for it
 
   // Run.
-  std::vector<SampleResult> results;  // [logit_rows]
+  std::span<SampleResult> results;  // [logit_rows], in memory of the runner
 
   StepRecord record;
 

@@ -60,7 +60,11 @@ bool StepLoop::launch_next() {
     auto& live = static_cast<LiveRequest&>(*s);
     end_without_token(live, FinishReason::deadline, built_from);
   }
-  if (step->plan.empty()) return !step->plan.expired.empty();
+  if (step->plan.empty()) {
+    if (executor_.in_flight() == 0) work_since_ = 0;
+    return !step->plan.expired.empty();
+  }
+  if (work_since_ == 0) work_since_ = r.planned_at;
   note_admissions(step->plan);
   builder_.build(*step);
   r.step = next_step_++;

@@ -14,6 +14,7 @@
 #include "engine/engine_meters.h"
 #include "engine/executor.h"
 #include "engine/live_request.h"
+#include "engine/make_engine.h"
 #include "engine/step_record.h"
 #include "sched/scheduler.h"
 
@@ -27,6 +28,7 @@ struct StepLoopParts {
   int blocks = 0;
   ModelCost cost;
   int vocab = 0;
+  bool replay = false;  // the runner records steps (replay_buckets.h)
 };
 
 class StepLoop {
@@ -39,12 +41,13 @@ class StepLoop {
 
   // Engine thread, until EngineDoor::quit and nothing is live.
   void run();
-  // Before run(), on any one thread: computes a throwaway prompt, so that the first request finds everything
-  // touched.
-  void warm_up(int prompt_tokens);
+  // Before run(), on any one thread: computes throwaway prompts and, with replay, records a step of every
+  // bucket in both slots, so that the first request finds everything touched.
+  void warm_up(const WarmUp& wish);
 
   // Any thread.
   const StepLedger& ledger() const { return ledger_; }
+  const Executor& executor() const { return executor_; }
   EngineStatus status() const;
 
  private:
@@ -67,6 +70,10 @@ class StepLoop {
   void forget(LiveRequest& live);
   void notify_clients();
   void record(Step& step, TimeNs commit_began);
+  void meter(const StepRecord& record);
+  void warm_up_prompt(int tokens);
+  void warm_up_bucket(int rows);
+  void run_alone(Step* step);
 
   EngineDoor& door_;
   EngineMeters& meters_;
@@ -80,6 +87,8 @@ class StepLoop {
   uint64_t cancels_seen_ = 0;
   int gone_ = 0;  // in this turn
   int64_t next_step_ = 1;
+  TimeNs work_since_ = 0;  // since when there has been something to compute without a break; 0: there is not
+  DeviceShare device_share_;
 
   // Published for status().
   std::atomic<int> running_{0}, waiting_{0}, blocks_used_{0};

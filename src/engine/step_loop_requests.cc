@@ -28,11 +28,11 @@ StepLoop::StepLoop(const StepLoopParts& parts, StepRunner& runner, EngineDoor& d
       vocab_(parts.vocab),
       inbox_(size_t(parts.policy.max_queue) + 1),
       scheduler_(parts.policy, parts.layout, parts.blocks),
-      builder_({parts.policy.step_tokens, parts.policy.max_running}, parts.layout, parts.cost),
+      builder_({parts.policy.step_tokens, parts.policy.max_running, parts.replay}, parts.layout, parts.cost),
       executor_(runner, door.bell) {
   for (Step& step : executor_.steps()) {
     step.plan.reserve(parts.policy.max_running, parts.policy.max_queue);
-    builder_.reserve(step);
+    builder_.reserve(step, runner);
   }
   to_notify_.reserve(size_t(parts.policy.max_running) * 2 + size_t(parts.policy.max_queue));
   dropped_.reserve(size_t(parts.policy.max_running) * 2 + size_t(parts.policy.max_queue));
@@ -169,9 +169,16 @@ void StepLoop::record(Step& step, TimeNs commit_began) {
   r.preempted = step.plan.preempted;
   r.held_back = step.plan.held_back;
   r.stopped_by = step.plan.stopped_by;
+  // What the device waited for lay with the host only from when there was something to compute.
+  r.gap_ns = std::clamp<TimeNs>(r.execute_at - work_since_, 0, r.idle_ns);
   r.commit_ns = now_ns() - commit_began;
   ledger_.write(r);
+  meter(r);
+  steps_.fetch_add(1, std::memory_order_relaxed);
+  last_step_.store(commit_began, std::memory_order_relaxed);
+}
 
+void StepLoop::meter(const StepRecord& r) {
   meters_.steps.add();
   meters_.one_sequence_steps.add(r.sequences == 1);
   meters_.computed_tokens.add(uint64_t(r.tokens));
@@ -179,10 +186,11 @@ void StepLoop::record(Step& step, TimeNs commit_began) {
   meters_.preemptions.add(uint64_t(r.preempted));
   meters_.paused_steps.add(uint64_t(r.paused));
   meters_.step_seconds.observe(seconds(r.execute_ns));
+  meters_.step_gap_seconds.observe(seconds(r.gap_ns));
+  meters_.device_gap.set(device_share_.gap_after(r.execute_ns, r.gap_ns));
+  meters_.graph_steps[size_t(r.graph)]->add();
   meters_.step_tokens.observe(r.tokens);
   meters_.step_sequences.observe(r.sequences);
-  steps_.fetch_add(1, std::memory_order_relaxed);
-  last_step_.store(commit_began, std::memory_order_relaxed);
 }
 
 void StepLoop::publish_status() {
@@ -212,11 +220,24 @@ EngineStatus StepLoop::status() const {
   return status;
 }
 
-// One prompt through the executor, past queue and meters: what is touched first is touched before the first
-// request.
-void StepLoop::warm_up(int prompt_tokens) {
+void StepLoop::warm_up(const WarmUp& wish) {
+  const std::vector<int>& buckets = builder_.buckets();
+  const double total = double(wish.prompts.size() + buckets.size());
+  double done = 0;
+  const auto tell = [&](double more) {
+    done += more;
+    if (wish.progress) wish.progress(done / total);
+  };
+  tell(0);
+  for (int tokens : wish.prompts) warm_up_prompt(tokens), tell(1);
+  // The largest first: what one of them makes the device allocate then does for all.
+  for (auto rows = buckets.rbegin(); rows != buckets.rend(); ++rows) warm_up_bucket(*rows), tell(1);
+}
+
+// One prompt through the executor, past queue and meters.
+void StepLoop::warm_up_prompt(int tokens) {
   Request wish;
-  wish.prompt.assign(size_t(prompt_tokens), 0);
+  wish.prompt.assign(size_t(tokens), 0);
   wish.max_tokens = 1;
   wish.sampling.temperature = 0;
   LiveRequest live(std::move(wish), {}, nullptr);
@@ -226,16 +247,34 @@ void StepLoop::warm_up(int prompt_tokens) {
     step->record = {};
     scheduler_.plan(now_ns(), step->plan);
     builder_.build(*step);
-    executor_.launch(step);
-    for (;;) {
-      const uint32_t heard = door_.bell.count();
-      if ((step = executor_.finished())) break;
-      door_.bell.wait(heard);
-    }
+    run_alone(step);
     const PlanEntry& entry = step->plan.entries[0];
     const int32_t id = entry.samples ? step->results_of(0).back().id : -1;
     scheduler_.land(entry, id, entry.samples ? FinishReason::length : FinishReason::none, now_ns());
     executor_.recycle(step);
+  }
+}
+
+// A step of padding: once op by op, since code that is loaded while a step is being recorded is trouble, then
+// once in each slot. Free steps come in turn, so the two are not the same.
+void StepLoop::warm_up_bucket(int rows) {
+  for (const bool record : {false, true, true}) {
+    Step* step = executor_.free_step();
+    step->record = {};
+    step->plan.reset();
+    builder_.build_padding(*step, rows);
+    step->replayable = record;
+    run_alone(step);
+    executor_.recycle(step);
+  }
+}
+
+void StepLoop::run_alone(Step* step) {
+  executor_.launch(step);
+  for (;;) {
+    const uint32_t heard = door_.bell.count();
+    if (executor_.finished()) return;
+    door_.bell.wait(heard);
   }
 }
 

@@ -15,15 +15,26 @@
 
 namespace sluice {
 
+// How a step came to the device.
+enum class GraphUse : uint8_t {
+  none,  // op by op: not of the kind that is recorded, or nothing is recorded
+  miss,  // recorded by this very step
+  hit,   // replayed
+};
+constexpr const char* graph_use_name(GraphUse use) {
+  return use == GraphUse::hit ? "hit" : use == GraphUse::miss ? "miss" : "none";
+}
+
 struct StepRecord {
   int64_t step = 0;
 
-  // Times. planned_at .. + plan_ns: the plan; + build_ns: the arrays; then the queue of the executor,
-  // execute_at ..
-  // + execute_ns: the device; commit_ns: results taken back. idle_ns: the device had nothing to do before this
-  // step.
-  TimeNs planned_at = 0, plan_ns = 0, build_ns = 0;
-  TimeNs execute_at = 0, execute_ns = 0, commit_ns = 0, idle_ns = 0;
+  // Times. planned_at .. + plan_ns: the plan; + build_ns: the arrays; then the queue of the executor.
+  // launch_ns: the host's part, where the device works behind it. execute_at .. + execute_ns: the device, by
+  // its own clock if it has one (execute_at is then reckoned back from when the end was seen). commit_ns:
+  // results taken back. idle_ns: the device had nothing to do before this step; gap_ns: of that, while there
+  // was work for it.
+  TimeNs planned_at = 0, plan_ns = 0, build_ns = 0, launch_ns = 0;
+  TimeNs execute_at = 0, execute_ns = 0, commit_ns = 0, idle_ns = 0, gap_ns = 0;
 
   // The batch's shape.
   int32_t tokens = 0;
@@ -32,6 +43,8 @@ struct StepRecord {
   int32_t logit_rows = 0;
   int32_t longest_context = 0;
   int64_t context_tokens = 0;  // cached tokens that its sequences attend to, summed
+  int32_t padding = 0;         // rows beyond `tokens`, up to the bucket of a recorded step
+  GraphUse graph = GraphUse::none;
 
   // The state it was planned in.
   int32_t running = 0, waiting = 0;

@@ -97,7 +97,6 @@ void Decoder::forward(const BatchInput& batch, const KvPool& kv) {
     backend_.add_rms_norm(
         {hidden, normed, w.post_ffn_norm.as<float>(), next_norm.as<float>(), s.norm_eps, normed});
   }
-  packed_rows_ = batch.logit_rows < t;
 }
 
 // After the last attention only rows whose logits are wanted matter: the rest of the layer runs on these alone.
@@ -112,14 +111,9 @@ void Decoder::pick_rows(const BatchInput& batch, Tensor& attended, Tensor& hidde
 
 Tensor Decoder::logits(const BatchInput& batch, int first, int count) {
   CHECK(first >= 0 && count > 0 && count <= max_logit_rows_ && first + count <= batch.logit_rows);
-  Tensor rows = picked_hidden_.first_rows(count);
-  if (packed_rows_) {
-    rows = normed_.first_rows(first + count);
-    rows = {rows.row<std::byte>(0) + size_t(first) * size_t(rows.stride) * dtype_size(rows.dtype), rows.dtype,
-            count, rows.cols, rows.stride};
-  } else {
-    backend_.gather_rows(normed_.first_rows(batch.tokens), batch.logit_index + first, rows);
-  }
+  const Tensor all = normed_.first_rows(first + count);  // the logit rows alone, in their order
+  const Tensor rows = {all.row<std::byte>(0) + size_t(first) * size_t(all.stride) * dtype_size(all.dtype),
+                       all.dtype, count, all.cols, all.stride};
   const Tensor out = logits_.first_rows(count);
   backend_.linear({rows, weights_.output(), nullptr, out});
   return out;

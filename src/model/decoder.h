@@ -22,7 +22,8 @@ class Decoder {
           int max_tokens, int max_logit_rows);
 
   // Runs all layers over the step. Afterwards `logits` may be called for any of the step's logit rows. Rows
-  // without logits leave the last layer once its keys and values are stored.
+  // without logits leave the last layer once its keys and values are stored. logit_index ascends, so that as
+  // many logit rows as rows are all of them.
   void forward(const BatchInput& batch, const KvPool& kv);
 
   // Logits [count, V] f32 of rows logit_index[first .. first + count), count <= max_logit_rows. Valid until the
@@ -42,7 +43,6 @@ class Decoder {
   int max_logit_rows_;
   Buffer arena_;
   Tensor hidden_, normed_, qkv_, attended_, gate_up_, gated_, picked_, picked_hidden_, logits_;
-  bool packed_rows_ = false;  // after forward: normed_ holds the logit rows alone
 };
 
 }  // namespace sluice

@@ -20,7 +20,8 @@ class TestRun {
     std::vector<int32_t> ids;
     int logits = 1;  // of how many of the last rows
   };
-  static constexpr int kBlockTokens = 16, kMaxTokens = 256, kMaxBlocksPerSequence = 64, kBlocks = 1024;
+  static constexpr int kBlockTokens = 16, kMaxTokens = 256, kMaxBlocksPerSequence = 64, kBlocks = 1024,
+                       kMaxSequences = 16, kLogitRows = 8;
 
   TestRun(const std::string& path, std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {
     Result<std::unique_ptr<Checkpoint>> opened = open_checkpoint(path);
@@ -32,18 +33,21 @@ class TestRun {
     weights_ = std::move(*loaded);
     WorkspaceShape shape;
     shape.max_tokens = kMaxTokens;
-    shape.max_sequences = 16;
+    shape.max_sequences = kMaxSequences;
     shape.max_columns = std::max({spec_.hidden, spec_.ffn, spec_.heads * spec_.head_dim});
     shape.max_heads = spec_.heads;
     shape.head_dim = spec_.head_dim;
     shape.max_context = kBlockTokens * kMaxBlocksPerSequence;
     shape.vocab = spec_.vocab;
+    shape.max_logit_rows = kLogitRows;
+    decoder_ = std::make_unique<Decoder>(spec_, groups_, weights_, *backend_, kMaxTokens, kLogitRows);
+    staging_ = backend_->alloc(
+        size_t(6 * kMaxTokens + kMaxLayerGroups * kMaxSequences * kMaxBlocksPerSequence) * sizeof(int32_t));
     backend_->reserve(shape);
-    decoder_ = std::make_unique<Decoder>(spec_, groups_, weights_, *backend_, kMaxTokens, 8);
     pool_.geometry = {kBlockTokens, groups_.layers_per_group, spec_.kv_heads, spec_.head_dim,
                       backend_->kv_dtype()};
     pool_.block_bytes = backend_->kv_block_bytes(pool_.geometry);
-    memory_ = backend_->alloc(pool_.block_bytes * kBlocks);
+    memory_ = backend_->alloc_pool(pool_.block_bytes * kBlocks, pool_.geometry);
     pool_.data = memory_.as<std::byte>();
   }
 
@@ -96,22 +100,33 @@ class TestRun {
     batch.tokens = int(ids.size());
     batch.sequences = int(chunks.size());
     batch.logit_rows = int(logit_index.size());
-    batch.token_ids = ids.data();
-    batch.positions = positions.data();
-    batch.row_sequence = row_sequence.data();
-    batch.row_starts = row_starts.data();
-    batch.kv_lengths = kv_lengths.data();
-    batch.logit_index = logit_index.data();
+    for (const Chunk& c : chunks) batch.one_row_sequences += c.ids.size() == 1;
+    size_t used = 0;
+    const auto on_device = [&](const std::vector<int32_t>& values) {
+      int32_t* at = staging_.as<int32_t>() + used;
+      used += (values.size() + 15) / 16 * 16;
+      CHECK(used * sizeof(int32_t) <= staging_.bytes());
+      if (!values.empty()) backend_->copy_in(at, values.data(), values.size() * sizeof(int32_t));
+      return at;
+    };
+    batch.token_ids = on_device(ids);
+    batch.positions = on_device(positions);
+    batch.row_sequence = on_device(row_sequence);
+    batch.row_starts = on_device(row_starts);
+    batch.kv_lengths = on_device(kv_lengths);
+    batch.logit_index = on_device(logit_index);
     batch.table_stride = kMaxBlocksPerSequence;
     batch.groups = groups;
-    for (int g = 0; g < groups; g++) batch.tables[g] = tables[size_t(g)].data();
+    for (int g = 0; g < groups; g++) batch.tables[g] = on_device(tables[size_t(g)]);
     decoder_->forward(batch, pool_);
     std::vector<std::vector<float>> out;
-    for (int first = 0; first < batch.logit_rows; first += 8) {
-      const Tensor logits = decoder_->logits(batch, first, std::min(8, batch.logit_rows - first));
-      for (int64_t r = 0; r < logits.rows; r++) {
-        out.emplace_back(logits.row<float>(r), logits.row<float>(r) + logits.cols);
-      }
+    for (int first = 0; first < batch.logit_rows; first += kLogitRows) {
+      const Tensor logits = decoder_->logits(batch, first, std::min(kLogitRows, batch.logit_rows - first));
+      std::vector<float> values(size_t(logits.rows * logits.cols));
+      CHECK(logits.stride == logits.cols);
+      backend_->copy_out(values.data(), logits.data, values.size() * sizeof(float));
+      for (int64_t r = 0; r < logits.rows; r++)
+        out.emplace_back(values.begin() + r * logits.cols, values.begin() + (r + 1) * logits.cols);
     }
     backend_->finish_step();
     return out;
@@ -129,7 +144,7 @@ class TestRun {
   Weights weights_;
   std::unique_ptr<Decoder> decoder_;
   KvPool pool_;
-  Buffer memory_;
+  Buffer memory_, staging_;
   std::map<int, Sequence> sequences_;
   int32_t next_block_ = 0;
 };

@@ -9,7 +9,7 @@
 
 #include <algorithm>
 #include <array>
-#include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -18,6 +18,7 @@
 #include "tensor/cuda/attention/attention.h"
 #include "tensor/cuda/device/context.h"
 #include "tensor/cuda/device/cuda_check.h"
+#include "tensor/cuda/device/nvml.h"
 #include "tensor/cuda/kv_layout.h"
 #include "tensor/cuda/linear/linear.h"
 #include "tensor/cuda/load/weight_loader.h"
@@ -32,7 +33,8 @@ constexpr int kSlots = 2;
 
 class CudaBackend final : public Backend {
  public:
-  explicit CudaBackend(int device);
+  // `before`: the card as it was before this process used it.
+  CudaBackend(int device, std::optional<CardState> before) : device_(device), before_(std::move(before)) {}
   ~CudaBackend() override;
   Status open();
 
@@ -81,6 +83,8 @@ class CudaBackend final : public Backend {
   bool replay(int key) override;
 
  private:
+  Buffer allocate(size_t bytes);
+
   // Times of a step. There are more than steps in flight, so that the end of the step before is still known
   // when a step's times are read.
   struct Marks {
@@ -90,6 +94,7 @@ class CudaBackend final : public Backend {
   static constexpr int kMarks = 2 * kSlots;
 
   const int device_;
+  const std::optional<CardState> before_;
   Context context_;
   cudaStream_t copy_stream_ = nullptr;
   std::array<cudaEvent_t, kSlots> staged_{};
@@ -105,8 +110,6 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Sampler> sampler_ = make_sampler();
   std::unique_ptr<WeightLoader> loader_;
 };
-
-CudaBackend::CudaBackend(int device) : device_(device) {}
 
 Status CudaBackend::open() {
   CUDA_CHECK(cudaSetDevice(device_));
@@ -147,11 +150,16 @@ DeviceInfo CudaBackend::info() const {
   info.name = p.name;
   info.instruction_set = fmt::format("sm_{}{}", p.major, p.minor);
   CUDA_CHECK(cudaMemGetInfo(&info.memory_bytes, &info.memory_total));
+  if (before_) info.memory_others = before_->used_bytes, info.state = describe(*before_);
   return info;
 }
 
 Buffer CudaBackend::alloc(size_t bytes) {
   CHECK(!reserved_, "device memory is decided before the server is ready");
+  return allocate(bytes);
+}
+
+Buffer CudaBackend::allocate(size_t bytes) {
   if (bytes == 0) return {};
   void* p = nullptr;
   if (cudaMalloc(&p, bytes) != cudaSuccess) {
@@ -191,8 +199,9 @@ void CudaBackend::copy_out(void* host, const void* device, size_t bytes) {
   CUDA_CHECK(cudaStreamSynchronize(context_.stream));
 }
 
+// The last of all: it takes what weights and workspaces leave.
 Buffer CudaBackend::alloc_pool(size_t bytes, const KvGeometry& geometry) {
-  Buffer pool = alloc(bytes);
+  Buffer pool = allocate(bytes);
   if (pool.data()) attention_->bind_pool(pool.as<std::byte>(), bytes, geometry);
   return pool;
 }
@@ -220,6 +229,7 @@ void CudaBackend::copy_blocks(std::byte* pool, size_t bytes,
 void CudaBackend::stage(int slot, std::span<const Upload> uploads, std::span<const SampleRow> rows,
                         int padded_rows) {
   CHECK(slot >= 0 && slot < kSlots);
+  CUDA_CHECK(cudaSetDevice(device_));  // a property of the thread, and this is the first call of a step
   for (const Upload& u : uploads) {
     if (u.rows == 1)
       CUDA_CHECK(cudaMemcpyAsync(u.device, u.host, u.row_bytes, cudaMemcpyHostToDevice, copy_stream_));
@@ -316,12 +326,15 @@ Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options) {
     return unusable(
         fmt::format("cuda:{} is a {} (sm_{}{}); the kernels are made for Hopper (sm_90); use --device cpu",
                     options.device, p.name, p.major, p.minor));
+  char bus_id[32] = {};
+  cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, options.device);
+  auto before = cuda::card_state(bus_id);
   if (const cudaError_t e = cudaSetDevice(options.device); e != cudaSuccess)
     return unusable(fmt::format("cuda:{} cannot be used ({}): is another program holding it exclusively?",
                                 options.device, cudaGetErrorString(e)));
   if (const cudaError_t e = cudaFree(nullptr); e != cudaSuccess)
     return unusable(fmt::format("cuda:{} cannot be used ({})", options.device, cudaGetErrorString(e)));
-  auto backend = std::make_unique<cuda::CudaBackend>(options.device);
+  auto backend = std::make_unique<cuda::CudaBackend>(options.device, std::move(before));
   if (Status opened = backend->open(); !opened) return std::move(opened).error();
   return std::unique_ptr<Backend>(std::move(backend));
 }
