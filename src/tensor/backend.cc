@@ -1,5 +1,7 @@
 #include "tensor/backend.h"
 
+#include <fmt/format.h>
+
 #include <cstring>
 
 namespace sluice {
@@ -15,6 +17,12 @@ void Backend::stage(int, std::span<const Upload> uploads, std::span<const Sample
                   static_cast<const std::byte*>(u.host) + r * u.host_pitch, u.row_bytes);
     }
   }
+}
+
+std::string others_on_card(const DeviceInfo& device) {
+  if (device.memory_others < size_t{64} << 20) return {};
+  return fmt::format("; {:.1f} GiB are used by other processes on this card",
+                     double(device.memory_others) / double(1u << 30));
 }
 
 }  // namespace sluice

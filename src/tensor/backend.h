@@ -193,7 +193,13 @@ struct DeviceInfo {
   int threads = 0;              // CPU team size
   size_t memory_bytes = 0;      // free for weights and KV at start
   size_t memory_total = 0;      // of a card of its own; 0 where memory is shared with everything else
+  size_t memory_others = 0;     // of the card, what other programs held when this one began
+  std::string state{};          // of the card at start: driver, power, clocks; empty where unknown
 };
+
+// For messages: "; 12.3 GiB are used by other processes on this card", or nothing where that is not known to be
+// so.
+std::string others_on_card(const DeviceInfo& device);
 
 // One piece of host memory (from alloc_host) to bring to the device: rows of row_bytes, or one.
 struct Upload {

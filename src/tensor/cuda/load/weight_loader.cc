@@ -182,12 +182,13 @@ Error Loader::out_of_memory(size_t bytes) const {
   size_t free = 0, total = 0;
   CUDA_CHECK(cudaMemGetInfo(&free, &total));
   constexpr double kGiB = double(1 << 30);
-  return {ErrorCode::kResourceExhausted,
-          fmt::format(
-              "the card is full: this weight is short of {:.2f} GiB ({:.2f} of {:.1f} GiB are free), and "
-              "more may follow; use a smaller model or another card (--device cuda:N), or end the "
-              "programs that hold memory there (nvidia-smi names them)",
-              double(bytes > free ? bytes - free : bytes) / kGiB, double(free) / kGiB, double(total) / kGiB)};
+  return {
+      ErrorCode::kResourceExhausted,
+      fmt::format("the card is full: this weight is short of {:.2f} GiB ({:.2f} of {:.1f} GiB are free{}), and "
+                  "more may follow; use a smaller model or another card (--device cuda:N), or end the "
+                  "programs that hold memory there (nvidia-smi names them)",
+                  double(bytes > free ? bytes - free : bytes) / kGiB, double(free) / kGiB, double(total) / kGiB,
+                  others_on_card(backend_.info()))};
 }
 
 Result<Weight> Loader::pack(std::span<const Backend::PackSource> sources) {
