@@ -4,10 +4,11 @@
 #include <cstdio>
 
 #include "tensor/cuda/rows/rows.h"
+#include "tensor/cuda/testing/memory_backend.h"
 #include "tensor/cuda/testing/paged.h"
 
 namespace sluice::cuda {
-extern int tune_norm_grid, tune_norm_shape, tune_rope_threads, tune_act_vectors;
+extern int tune_norm_cluster, tune_rope_threads, tune_act_vectors;
 namespace test {
 namespace {
 
@@ -92,16 +93,19 @@ void bench_moves(int rows, int columns) {
   const size_t bytes = size_t(rows) * size_t(columns) * 2;
   const int n = copies(2 * bytes), calls = rows <= 128 ? 64 : 2 * n;
   constexpr int kVocab = 128256;
-  DeviceBytes table = random_rows(size_t(kVocab) * size_t(columns) * 2);
+  MemoryBackend memory;
+  Weight weight;
+  weight.rows = kVocab, weight.cols = columns;
+  weight.parts.push_back(
+      {0, kVocab, {WeightElement::bf16, 0, false}, memory.alloc(size_t(kVocab) * size_t(columns) * 2)});
+  const Buffer& table = weight.parts[0].data;
+  fill_random(context(), table.data(), table.bytes() / 2, 4, 1);
   const DeviceBytes out(bytes * size_t(n));
   std::mt19937 rng(1);
   std::vector<int32_t> ids(size_t(rows) * size_t(calls)), order(static_cast<size_t>(rows));
   for (int32_t& id : ids) id = int32_t(rng() % kVocab);
   for (int i = 0; i < rows; ++i) order[size_t(i)] = rows - 1 - i;
   const DeviceBytes d_ids = upload(ids), d_order = upload(order);
-  Weight weight;
-  weight.rows = kVocab, weight.cols = columns;
-  weight.parts.push_back({0, kVocab, {WeightElement::bf16, 0, false}, Buffer(nullptr, table.data(), 0)});
   const auto at = [&](int i) {
     return bf16_tensor(out.as<std::byte>() + bytes * size_t(i % n), rows, columns);
   };
@@ -140,18 +144,14 @@ void bench_fill() {
 }
 
 int run() {
+  setvbuf(stdout, nullptr, _IOLBF, 0);
   bench_fill();
-  for (int shape : {0, 1, 2}) {
-    tune_norm_shape = shape;
-    for (int grid : {0, 132 * 2, 132 * 4, 132 * 8}) {
-      tune_norm_grid = grid;
-      std::printf("-- shape %d grid %d\n", shape, grid);
-      if (!grid)
-        for (int rows : {1, 16, 128}) bench_norm("add_rms_norm", rows, 4096, false);
-      for (int rows : {2048, 8192}) bench_norm("add_rms_norm", rows, 4096, false);
-    }
+  for (int cluster : {0, 2, 4, 8}) {
+    tune_norm_cluster = cluster;
+    std::printf("-- cluster %d\n", cluster);
+    for (int rows : {1, 4, 16, 128, 2048, 8192}) bench_norm("add_rms_norm", rows, 4096, false);
   }
-  tune_norm_shape = tune_norm_grid = 0;
+  tune_norm_cluster = 0;
   bench_norm("add_rms_norm post", 1, 4096, true);
   bench_norm("add_rms_norm post", 2048, 4096, true);
   bench_norm("add_rms_norm", 1, 8192, false);

@@ -2,6 +2,7 @@
 // own rounding to bf16 (2^-8 of it) and little more.
 #include "tensor/cuda/rows/rows.h"
 
+#include "tensor/cuda/testing/memory_backend.h"
 #include "tensor/cuda/testing/paged.h"
 
 namespace sluice::cuda::test {
@@ -125,10 +126,13 @@ TEST(CudaRows, EmbedReadsIdsOrTheLastSampled) {
       const float scale = columns == 64 ? 8 : columns == 576 ? 25.298221f : 1;
       const DeviceBytes d_ids = upload(ids), d_last = upload(last);
       const DeviceBytes out(size_t(rows) * size_t(columns) * 2);
+      MemoryBackend memory;
       Weight weight;
       weight.rows = kVocab, weight.cols = columns;
-      DeviceBytes d_table = upload_bf16(table);
-      weight.parts.push_back({0, kVocab, {WeightElement::bf16, 0, false}, Buffer(nullptr, d_table.data(), 0)});
+      weight.parts.push_back({0, kVocab, {WeightElement::bf16, 0, false}, memory.alloc(table.size() * 2)});
+      const DeviceBytes d_table = upload_bf16(table);
+      CUDA_CHECK(
+          cudaMemcpy(weight.parts[0].data.data(), d_table.data(), table.size() * 2, cudaMemcpyDeviceToDevice));
       BatchInput batch;
       batch.tokens = rows, batch.token_ids = d_ids.as<int32_t>(), batch.last_ids = d_last.as<int32_t>();
       embed(context(), {weight, batch, scale, bf16_tensor(out.data(), rows, columns)});
