@@ -9,7 +9,6 @@
 
 #include "base/log.h"
 #include "engine/kv_size.h"
-#include "engine/model_runner.h"
 #include "engine/replay_buckets.h"
 
 namespace sluice {
@@ -160,36 +159,34 @@ KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backe
 
 // Activations come first. On a card workspaces too, then the pool takes what they leave; elsewhere workspaces
 // are sized for the context that came of the pool.
-Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const EngineConfig& wished) {
-  const ModelSpec& spec = model.spec;
-  Backend& backend = model.backend;
+Result<ModelSteps> make_steps(const ModelSpec& spec, const Weights& weights, Backend& backend,
+                              const EngineConfig& wished) {
   const DeviceInfo device = backend.info();
-  const EngineConfig config = settled(wished, device);
+  ModelSteps steps;
+  steps.config = settled(wished, device);
+  const EngineConfig& config = steps.config;
   if (Status ok = check_config(config); !ok) return std::move(ok).error();
   const LayerGroups groups = layer_groups(spec);
-  Policy policy;
-  policy.max_running = config.max_sequences;
-  policy.step_tokens = std::max(config.step_tokens, config.max_sequences);  // one token for each always fits
-  policy.max_queue = config.max_queue;
-  policy.min_progress = config.block_tokens;
+  const int max_tokens = std::max(config.step_tokens, config.max_sequences);  // one for each always fits
+  steps.limits = {max_tokens, config.max_sequences, config.graphs && backend.can_record()};
 
   KvWish wish = kv_wish(spec, config, backend, device);
   const KvGeometry geometry = kv_geometry(groups, spec, config, backend);
-  const ModelCost cost = cost_of(spec, groups, model.weights, geometry);
-  const bool replay = config.graphs && backend.can_record();
+  steps.cost = cost_of(spec, groups, weights, geometry);
+  steps.block_bytes = wish.block_bytes;
   // A recorded step computes all its logits in one tile.
-  const int logit_rows =
-      replay ? std::max(config.logit_rows, replay_buckets(policy.max_running).back()) : config.logit_rows;
-  const BatchBuilder builder({policy.step_tokens, policy.max_running, replay}, wish.layout, cost);
-  const ModelRunnerShape shape{policy.step_tokens, policy.max_running, logit_rows,
+  const int logit_rows = steps.limits.replay
+                             ? std::max(config.logit_rows, replay_buckets(config.max_sequences).back())
+                             : config.logit_rows;
+  const BatchBuilder builder(steps.limits, wish.layout, steps.cost);
+  const ModelRunnerShape shape{max_tokens, config.max_sequences, logit_rows,
                                builder.staging_elements() * sizeof(int32_t)};
-  auto runner = std::make_unique<ModelRunner>(spec, groups, model.weights, backend, shape);
-  if (!runner->allocated())
-    return too_little_for(fmt::format("the activations of {} tokens", policy.step_tokens).c_str(), config,
-                          backend);
+  steps.runner = std::make_unique<ModelRunner>(spec, groups, weights, backend, shape);
+  if (!steps.runner->allocated())
+    return too_little_for(fmt::format("the activations of {} tokens", max_tokens).c_str(), config, backend);
   const auto reserve = [&](int context) {
-    backend.reserve({.max_tokens = policy.step_tokens,
-                     .max_sequences = policy.max_running,
+    backend.reserve({.max_tokens = max_tokens,
+                     .max_sequences = config.max_sequences,
                      .max_columns = std::max({spec.hidden, spec.heads * spec.head_dim, spec.ffn}),
                      .max_heads = spec.heads,
                      .head_dim = spec.head_dim,
@@ -203,26 +200,40 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const Engi
   }
   auto sized = size_kv(wish);
   if (!sized) return std::move(sized).error();
-  const KvSize& kv = *sized;
-  LOG(info, "keys and values: {}", kv.reason);
-  if (!runner->allocate_pool(kv.blocks, wish.block_bytes, geometry))
-    return too_little_for(
-        fmt::format("{:.2f} GiB of keys and values", gib(size_t(kv.blocks) * wish.block_bytes)).c_str(), config,
-        backend);
-  if (!is_card(device)) reserve(kv.layout.max_length);
+  steps.kv = std::move(*sized);
+  LOG(info, "keys and values: {}", steps.kv.reason);
+  const size_t pool_bytes = size_t(steps.kv.blocks) * wish.block_bytes;
+  if (!steps.runner->allocate_pool(steps.kv.blocks, wish.block_bytes, geometry))
+    return too_little_for(fmt::format("{:.2f} GiB of keys and values", gib(pool_bytes)).c_str(), config,
+                          backend);
+  if (!is_card(device)) reserve(steps.kv.layout.max_length);
+  return steps;
+}
+
+Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const EngineConfig& wished) {
+  const DeviceInfo device = model.backend.info();
+  auto made = make_steps(model.spec, model.weights, model.backend, wished);
+  if (!made) return std::move(made).error();
+  ModelSteps& steps = *made;
+  Policy policy;
+  policy.max_running = steps.config.max_sequences;
+  policy.step_tokens = steps.limits.max_tokens;
+  policy.max_queue = steps.config.max_queue;
+  policy.min_progress = steps.config.block_tokens;
 
   EngineInfo info;
-  info.spec = spec;
-  info.context = kv.layout.max_length;
-  info.block_tokens = config.block_tokens;
-  info.blocks = kv.blocks;
-  info.kv_bytes = size_t(kv.blocks) * wish.block_bytes;
+  info.spec = model.spec;
+  info.context = steps.kv.layout.max_length;
+  info.block_tokens = steps.config.block_tokens;
+  info.blocks = steps.kv.blocks;
+  info.kv_bytes = size_t(steps.kv.blocks) * steps.block_bytes;
   info.weight_bytes = model.weights.bytes();
-  info.activation_bytes = runner->activation_bytes();
+  info.activation_bytes = steps.runner->activation_bytes();
   info.end_ids = model.end_ids;
   info.device = device;
-  return make_engine(std::move(info), policy, kv.layout, cost, std::move(runner),
-                     warm_up_for(device, policy.step_tokens, model.on_warm_up), replay);
+  WarmUp warm_up = warm_up_for(device, policy.step_tokens, model.on_warm_up);
+  return make_engine(std::move(info), policy, steps.kv.layout, steps.cost, std::move(steps.runner),
+                     std::move(warm_up), steps.limits.replay);
 }
 
 }  // namespace sluice

@@ -8,6 +8,7 @@
 #include "engine/batch_builder.h"
 #include "engine/engine.h"
 #include "engine/kv_size.h"
+#include "engine/model_runner.h"
 #include "engine/step_runner.h"
 #include "model/weights.h"
 #include "sched/scheduler.h"
@@ -44,7 +45,22 @@ KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backe
 // Refuses a max_context that is too short to be of use or longer than the model's. `path` serves messages.
 Status check_context(const EngineConfig& config, const ModelSpec& spec, const std::string& path);
 
-// Allocates activations and the block pool, computes a warm-up, starts the threads. Errors: not enough memory
+// A model's steps, ready to be built and run: what an engine drives, and `bench engine` without one.
+struct ModelSteps {
+  EngineConfig config;  // settled
+  BatchLimits limits;
+  KvSize kv;
+  size_t block_bytes = 0;
+  ModelCost cost;
+  std::unique_ptr<ModelRunner> runner;
+};
+
+// Sizes and allocates activations, workspaces and the block pool; what is referenced outlives it. The backend
+// allocates nothing more afterwards.
+Result<ModelSteps> make_steps(const ModelSpec& spec, const Weights& weights, Backend& backend,
+                              const EngineConfig& config);
+
+// Makes the steps, computes a warm-up, starts the threads. Errors: not enough memory
 // for one sequence, settings that contradict each other (named).
 Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const EngineConfig& config);
 

@@ -36,6 +36,7 @@ class ModelRunner final : public StepRunner {
   std::byte* host_memory(size_t bytes) override;
 
   size_t activation_bytes() const { return decoder_.activation_bytes(); }
+  const KvPool& pool() const { return kv_; }
 
  private:
   BatchInput on_device(const Step& step) const;
