@@ -42,6 +42,8 @@ def page(schema):
         limits = []
         if "minimum" in entry:
             limits.append(f"{entry['minimum']} to {entry['maximum']}" if "maximum" in entry else f"at least {entry['minimum']}")
+        if "exclusiveMinimum" in entry:
+            limits.append(f"above {entry['exclusiveMinimum']}, at most {entry['maximum']}")
         if "enum" in entry:
             limits.append("one of " + ", ".join(f"`{c}`" for c in entry["enum"] if c))
         meaning = entry["description"] + (f" ({'; '.join(limits)})" if limits else "")

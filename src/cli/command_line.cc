@@ -115,8 +115,9 @@ void Parser::add_key(CLI::App* app, const std::string& flag, const char* key, co
   const std::string help = text ? text : row->help;
   const KeySlot slot = row->slot(line_.config);
   if (std::holds_alternative<bool*>(slot)) {
-    entry.option = app->add_flag_callback(
-        flag, [&entry] { entry.values = {"true"}; }, help);
+    // "--x,!--no-x": the second counts downwards.
+    entry.option = app->add_flag_function(
+        flag, [&entry](int64_t count) { entry.values = {count < 0 ? "false" : "true"}; }, help);
     return;
   }
   entry.option = app->add_option(flag, entry.values, help)->expected(1);
@@ -126,6 +127,8 @@ void Parser::add_key(CLI::App* app, const std::string& flag, const char* key, co
     entry.option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   if (std::holds_alternative<int*>(slot) || std::holds_alternative<size_t*>(slot))
     entry.option->type_name("N");
+  else if (std::holds_alternative<double*>(slot))
+    entry.option->type_name("X");
   else
     entry.option->type_name(*row->choices ? row->choices + (*row->choices == '|') : "TEXT");
 }
@@ -142,6 +145,8 @@ void Parser::add_model_flags(CLI::App* app) {
   add_key(app, "--threads", "cpu.threads");
   add_key(app, "--instruction-set", "cpu.instruction_set");
   add_key(app, "--ctx", "engine.max_context");
+  add_key(app, "--graphs,!--no-graphs", "engine.graphs");
+  add_key(app, "--gpu-memory-fraction", "gpu.memory_fraction");
   add_key(app, "--log-level", "log.level");
   add_key(app, "--log-json", "log.json");
 }

@@ -57,6 +57,16 @@ TEST(CommandLine, ServeFlagsSetKeys) {
   EXPECT_EQ(line.config.server.max_n, 5);
 }
 
+TEST(CommandLine, FlagsOfACard) {
+  const CommandLine plain = good({"serve", "m.gguf"});
+  EXPECT_TRUE(plain.config.model.engine.graphs);
+  EXPECT_EQ(plain.config.model.engine.gpu_memory_fraction, 0.9);
+  const CommandLine line = good({"serve", "m.gguf", "--no-graphs", "--gpu-memory-fraction", "0.25"});
+  EXPECT_FALSE(line.config.model.engine.graphs);
+  EXPECT_EQ(line.config.model.engine.gpu_memory_fraction, 0.25);
+  EXPECT_TRUE(good({"serve", "m.gguf", "--set", "engine.graphs=false", "--graphs"}).config.model.engine.graphs);
+}
+
 TEST(CommandLine, LaterFlagWins) {
   EXPECT_EQ(good({"serve", "m", "--port", "1", "--port", "2"}).config.server.port, 2);
 }
@@ -97,6 +107,10 @@ TEST(CommandLine, WrongUseIsTwoAndOneLine) {
       {{"serve", "m", "--device", "cuda:x"}, "device: expected"},
       {{"serve", "m", "--kv-gib", "nan"}, "--kv-gib: expected a number from 0 to 1000000, got 'nan'"},
       {{"serve", "m", "--kv-gib", "-1"}, "--kv-gib"},
+      {{"serve", "m", "--gpu-memory-fraction", "0"},
+       "--gpu-memory-fraction: expected a number above 0 and at most 1, got '0'"},
+      {{"serve", "m", "--gpu-memory-fraction", "90"}, "--gpu-memory-fraction: expected a number above 0"},
+      {{"serve", "m", "--gpu-memory-fraction", "nan"}, "--gpu-memory-fraction: expected a number above 0"},
       {{"serve", "m", "--kv-gib", "1", "--kv-bytes", "5"}, "--kv-bytes"},
       {{"run", "m", "-p", "x", "--top-p", "nan"}, "--top-p"},
       {{"bench", "foo"}, "no command named 'foo'"},

@@ -24,14 +24,14 @@ struct Config {
 };
 
 // Where a key's value lives. The alternative is the key's type.
-using KeySlot = std::variant<bool*, int*, size_t*, std::string*, std::vector<std::string>*>;
+using KeySlot = std::variant<bool*, int*, size_t*, std::string*, std::vector<std::string>*, double*>;
 
 struct Key {
   const char* name;  // path in sluice.yaml, dots between levels: "server.port"
   const char* room;  // whose setting it is
   const char* unit;  // "ms", "bytes", "tokens", or ""
   KeySlot (*slot)(Config&);
-  int64_t min, max;     // of numbers
+  int64_t min, max;     // of numbers; a double is above min
   const char* choices;  // of texts: "a|b|c"; empty: any
   const char* help;     // one sentence
 };

@@ -28,12 +28,13 @@ const Key kKeys[] = {
     {"cpu.instruction_set", "tensor", "", SLOT(model.cpu.instruction_set), 0, 0, "|scalar|avx2|avx512-vnni|amx",
      "Forces the kernels down to an older instruction set; empty: the best the processor has."},
 
-    {"engine.max_sequences", "engine", "sequences", SLOT(model.engine.max_sequences), 1, 4096, "",
-     "Sequences that run at the same time; more wait in the queue."},
+    {"engine.max_sequences", "engine", "sequences", SLOT(model.engine.max_sequences), 0, 4096, "",
+     "Sequences that run at the same time; more wait in the queue. 0: 64 on a CPU, 256 on a card."},
     {"engine.max_queue", "engine", "requests", SLOT(model.engine.max_queue), 1, 1 << 20, "",
      "Requests that may wait; beyond it the answer is 429."},
-    {"engine.step_tokens", "engine", "tokens", SLOT(model.engine.step_tokens), 1, 1 << 16, "",
-     "Token budget of one step: one for each decoding sequence first, then chunks of waiting prompts."},
+    {"engine.step_tokens", "engine", "tokens", SLOT(model.engine.step_tokens), 0, 1 << 16, "",
+     "Token budget of one step: one for each decoding sequence first, then chunks of waiting prompts. 0: 512 "
+     "on a CPU, 2048 on a card."},
     {"engine.block_tokens", "kv", "tokens", SLOT(model.engine.block_tokens), 8, 64, "",
      "Tokens in one block of the KV cache."},
     {"engine.kv_bytes", "kv", "bytes", SLOT(model.engine.kv_bytes), 0, kNoLimit, "",
@@ -42,6 +43,13 @@ const Key kKeys[] = {
      "Longest prompt plus answer, from 16 to what the model was trained for; 0: that."},
     {"engine.logit_rows", "engine", "rows", SLOT(model.engine.logit_rows), 1, 4096, "",
      "Rows of logits computed at a time; bounds the memory that prompt log-probabilities take."},
+    {"engine.graphs", "engine", "", SLOT(model.engine.graphs), 0, 0, "",
+     "On a card, record the steps of decoding at start and replay them; without, each step is launched op by "
+     "op."},
+
+    {"gpu.memory_fraction", "engine", "", SLOT(model.engine.gpu_memory_fraction), 0, 1, "",
+     "Of a card's memory, what weights, activations and the KV cache may take together; other programs' use "
+     "counts as well."},
 
     {"server.host", "server", "", SLOT(server.host), 0, 0, "", "Address to listen on."},
     {"server.port", "server", "", SLOT(server.port), 0, 65535, "",
@@ -147,6 +155,16 @@ Status set_slot(const Key&, std::vector<std::string>* slot, const std::string& t
   return {};
 }
 
+Status set_slot(const Key& key, double* slot, const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !(value > double(key.min)) ||
+      value > double(key.max))
+    return expected(fmt::format("a number above {} and at most {}", key.min, key.max), text);
+  *slot = value;
+  return {};
+}
+
 std::string quoted(const std::string& text) {
   std::string out;
   append_json_string(out, text);
@@ -158,6 +176,7 @@ bool is_secret(const Key& key) { return std::string_view(key.name) == "server.ap
 std::string shown(const bool* v) { return *v ? "true" : "false"; }
 std::string shown(const int* v) { return fmt::format("{}", *v); }
 std::string shown(const size_t* v) { return fmt::format("{}", *v); }
+std::string shown(const double* v) { return fmt::format("{}", *v); }
 std::string shown(const std::string* v) { return quoted(*v); }
 std::string shown(const std::vector<std::string>* v) {
   std::string out = "[";
@@ -166,7 +185,7 @@ std::string shown(const std::vector<std::string>* v) {
 }
 
 const char* json_type(const KeySlot& slot) {
-  static constexpr const char* kTypes[] = {"boolean", "integer", "integer", "string", "array"};
+  static constexpr const char* kTypes[] = {"boolean", "integer", "integer", "string", "array", "number"};
   return kTypes[slot.index()];
 }
 
@@ -182,6 +201,8 @@ std::string schema_leaf(const Key& key, const KeySlot& slot) {
     out.key("minimum").integer(key.min);
     if (key.max != kNoLimit && key.max != kMaxInt) out.key("maximum").integer(key.max);
   }
+  if (std::holds_alternative<double*>(slot))
+    out.key("exclusiveMinimum").integer(key.min).key("maximum").integer(key.max);
   if (slot.index() == 4) out.key("items").raw(R"({"type":"string"})");
   if (*key.choices) {
     out.key("enum").begin_array();

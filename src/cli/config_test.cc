@@ -115,6 +115,8 @@ TEST(ConfigKeys, EveryDefaultPassesItsOwnCheckAndNamesAreUnique) {
       text = std::to_string(**v);
     else if (auto* n = std::get_if<size_t*>(&slot))
       text = std::to_string(**n);
+    else if (auto* x = std::get_if<double*>(&slot))
+      text = std::to_string(**x);
     else if (auto* s = std::get_if<std::string*>(&slot))
       text = **s;
     else

@@ -24,7 +24,9 @@ struct Scene {
   std::vector<int32_t> end_ids = {};
 };
 
-class EngineTest : public testing::Test {
+// Every test runs on a device that computes in launch, as the CPU does, and on one that works behind the host,
+// as a card does; the latter with replay.
+class EngineTest : public testing::TestWithParam<FakeRunner::Device> {
  protected:
   void make(Scene scene = {}) {
     scene_ = scene;
@@ -37,10 +39,13 @@ class EngineTest : public testing::Test {
     info.context = scene.context;
     info.blocks = scene.blocks ? scene.blocks : layout.peak_blocks(scene.context) * scene.policy.max_running;
     info.end_ids = scene.end_ids;
-    auto runner = std::make_unique<FakeRunner>(layout, info.blocks, scene.policy.max_running, kVocab);
+    auto runner =
+        std::make_unique<FakeRunner>(layout, info.blocks, scene.policy.max_running, kVocab, GetParam());
     runner_ = runner.get();
-    engine_ = make_engine(std::move(info), scene.policy, layout, ModelCost{}, std::move(runner));
+    engine_ = make_engine(std::move(info), scene.policy, layout, ModelCost{}, std::move(runner),
+                          {.prompts = {16, 3}}, behind());
   }
+  static bool behind() { return GetParam() == FakeRunner::Device::behind_the_host; }
   void TearDown() override {
     if (engine_) runner_->let_go();
   }
@@ -78,7 +83,7 @@ class EngineTest : public testing::Test {
   std::unique_ptr<Engine> engine_;
 };
 
-TEST_F(EngineTest, GeneratesWhatTheModelSays) {
+TEST_P(EngineTest, GeneratesWhatTheModelSays) {
   make();
   const Request r = wish(100, 40);
   TestClient client(*engine_, r);
@@ -94,7 +99,7 @@ TEST_F(EngineTest, GeneratesWhatTheModelSays) {
   expect_empty();
 }
 
-TEST_F(EngineTest, ManyMixedRequestsEachGetTheirOwn) {
+TEST_P(EngineTest, ManyMixedRequestsEachGetTheirOwn) {
   make();
   std::vector<Request> wishes;
   std::deque<TestClient> clients;
@@ -108,7 +113,7 @@ TEST_F(EngineTest, ManyMixedRequestsEachGetTheirOwn) {
   expect_empty();
 }
 
-TEST_F(EngineTest, APreemptedRequestIsAsIfUndisturbed) {
+TEST_P(EngineTest, APreemptedRequestIsAsIfUndisturbed) {
   Scene scene;
   scene.context = 128;
   scene.blocks = 80;
@@ -128,7 +133,7 @@ TEST_F(EngineTest, APreemptedRequestIsAsIfUndisturbed) {
   expect_empty();
 }
 
-TEST_F(EngineTest, PenaltiesSeeTheWholeHistory) {
+TEST_P(EngineTest, PenaltiesSeeTheWholeHistory) {
   make();
   Request r = wish(20, 30);
   r.sampling.repetition_penalty = 1.2f;
@@ -144,7 +149,7 @@ TEST_F(EngineTest, PenaltiesSeeTheWholeHistory) {
   expect_empty();
 }
 
-TEST_F(EngineTest, AnEndIdEndsAndWhatWasInFlightIsThrownAway) {
+TEST_P(EngineTest, AnEndIdEndsAndWhatWasInFlightIsThrownAway) {
   make();
   const Request r = wish(10, 30);
   std::vector<int32_t> all = expected(r);
@@ -181,7 +186,7 @@ TEST_F(EngineTest, AnEndIdEndsAndWhatWasInFlightIsThrownAway) {
   expect_empty();
 }
 
-TEST_F(EngineTest, PromptLogprobsCoverTheWholePromptOnce) {
+TEST_P(EngineTest, PromptLogprobsCoverTheWholePromptOnce) {
   Scene scene;
   scene.context = 2048;
   scene.blocks = 1100;
@@ -208,7 +213,7 @@ TEST_F(EngineTest, PromptLogprobsCoverTheWholePromptOnce) {
   expect_empty();
 }
 
-TEST_F(EngineTest, BadRequestsAreRefusedWithTheFieldNamed) {
+TEST_P(EngineTest, BadRequestsAreRefusedWithTheFieldNamed) {
   make();
   const auto field = [&](Request r) {
     TestClient c(*engine_, std::move(r));
@@ -235,7 +240,7 @@ TEST_F(EngineTest, BadRequestsAreRefusedWithTheFieldNamed) {
   EXPECT_EQ(field(r), "logprobs");
 }
 
-TEST_F(EngineTest, TokensBeyondTheContextAreClamped) {
+TEST_P(EngineTest, TokensBeyondTheContextAreClamped) {
   make();
   TestClient client(*engine_, wish(511, 1000000));
   client.finish();
@@ -243,7 +248,7 @@ TEST_F(EngineTest, TokensBeyondTheContextAreClamped) {
   EXPECT_EQ(client.reason, FinishReason::length);
 }
 
-TEST_F(EngineTest, AFullQueueRefuses) {
+TEST_P(EngineTest, AFullQueueRefuses) {
   Scene scene;
   scene.policy.max_queue = 3;
   scene.policy.max_running = 1;
@@ -264,7 +269,7 @@ TEST_F(EngineTest, AFullQueueRefuses) {
   }
 }
 
-TEST_F(EngineTest, CancellingFreesWithinAStep) {
+TEST_P(EngineTest, CancellingFreesWithinAStep) {
   make();
   runner_->hold();
   const int begun = runner_->begun();
@@ -279,7 +284,7 @@ TEST_F(EngineTest, CancellingFreesWithinAStep) {
   EXPECT_LE(runner_->begun(), begun + 2);
 }
 
-TEST_F(EngineTest, ACancelStormLeavesNothing) {
+TEST_P(EngineTest, ACancelStormLeavesNothing) {
   EngineMeters meters;
   const auto ended = [&] {
     uint64_t n =
@@ -315,7 +320,7 @@ TEST_F(EngineTest, ACancelStormLeavesNothing) {
   EXPECT_EQ(ended() - ended_before, 450u);
 }
 
-TEST_F(EngineTest, ASlowClientPausesItselfOnly) {
+TEST_P(EngineTest, ASlowClientPausesItselfOnly) {
   make();
   EngineMeters meters;
   const uint64_t paused_before = meters.paused_steps.value();
@@ -333,7 +338,7 @@ TEST_F(EngineTest, ASlowClientPausesItselfOnly) {
   expect_empty();
 }
 
-TEST_F(EngineTest, NotificationsAreCoalesced) {
+TEST_P(EngineTest, NotificationsAreCoalesced) {
   make();
   const Request r = wish(5, 50);
   TestClient client(*engine_, r);
@@ -344,7 +349,7 @@ TEST_F(EngineTest, NotificationsAreCoalesced) {
   EXPECT_EQ(client.ids.size(), 50u);
 }
 
-TEST_F(EngineTest, DeadlinesHoldForWhatRunsAndWhatWaits) {
+TEST_P(EngineTest, DeadlinesHoldForWhatRunsAndWhatWaits) {
   Scene scene;
   scene.policy.max_running = 1;
   make(scene);
@@ -361,7 +366,7 @@ TEST_F(EngineTest, DeadlinesHoldForWhatRunsAndWhatWaits) {
   expect_empty();
 }
 
-TEST_F(EngineTest, ADrainRefusesFinishesThenCancels) {
+TEST_P(EngineTest, ADrainRefusesFinishesThenCancels) {
   make();
   const int begun = runner_->begun();
   runner_->hold();
@@ -380,7 +385,7 @@ TEST_F(EngineTest, ADrainRefusesFinishesThenCancels) {
   client.stream->cancel();  // after the engine: nothing either
 }
 
-TEST_F(EngineTest, AWarmStepAllocatesNothing) {
+TEST_P(EngineTest, AWarmStepAllocatesNothing) {
   make();
   const auto burst = [&] {
     std::deque<TestClient> clients;
@@ -399,7 +404,7 @@ TEST_F(EngineTest, AWarmStepAllocatesNothing) {
   EXPECT_EQ(engine_allocations(), before);
 }
 
-TEST_F(EngineTest, TheNextStepIsBuiltWhileOneRuns) {
+TEST_P(EngineTest, TheNextStepIsBuiltWhileOneRuns) {
   make();
   runner_->hold();
   const int begun = runner_->begun();
@@ -419,7 +424,7 @@ TEST_F(EngineTest, TheNextStepIsBuiltWhileOneRuns) {
   expect_empty();
 }
 
-TEST_F(EngineTest, ABugShowsTheLastSteps) {
+TEST_P(EngineTest, ABugShowsTheLastSteps) {
   make();
   TestClient client(*engine_, wish(70, 10));
   client.finish();
@@ -427,7 +432,7 @@ TEST_F(EngineTest, ABugShowsTheLastSteps) {
   EXPECT_DEATH(CHECK(false, "a bug"), "a bug.*\n(.*\n)*.*step 1: 32 tokens of 1 sequences");
 }
 
-TEST_F(EngineTest, StepsLeaveRecords) {
+TEST_P(EngineTest, StepsLeaveRecords) {
   make();
   TestClient client(*engine_, wish(70, 10));
   client.finish();
@@ -449,6 +454,113 @@ TEST_F(EngineTest, StepsLeaveRecords) {
     last = r.step;
   }
 }
+
+TEST_P(EngineTest, StepsOverlapOnADeviceBehindTheHost) {
+  if (!behind()) return;  // the other launches the next step when the one before has been computed
+  make();
+  runner_->hold();
+  const int begun = runner_->begun(), computed = runner_->computed();
+  const Request r = wish(10, 6);
+  TestClient client(*engine_, r);
+  for (int i = 0; i < 6; ++i) {
+    runner_->await_begun(begun + std::min(i + 2, 6));
+    EXPECT_EQ(runner_->computed(), computed + i) << "launched while the one before is still held";
+    runner_->release();
+    client.take(client.next());
+  }
+  EXPECT_EQ(client.ids, expected(r));
+  EXPECT_EQ(client.reason, FinishReason::length);
+  runner_->let_go();
+  expect_empty();
+}
+
+TEST_P(EngineTest, CancellingBetweenTwoStepsUnderWay) {
+  make();
+  runner_->hold();
+  const int begun = runner_->begun();
+  const Request r = wish(10, 50);
+  TestClient leaves(*engine_, r), stays(*engine_, wish(11, 9));
+  runner_->await_begun(begun + (behind() ? 2 : 1));
+  runner_->release();
+  leaves.take(leaves.next());
+  leaves.stream->cancel();
+  runner_->let_go();
+  leaves.finish();
+  EXPECT_EQ(leaves.reason, FinishReason::cancelled);
+  const std::vector<int32_t> all = expected(r);
+  ASSERT_LE(leaves.ids.size(), all.size());
+  EXPECT_TRUE(std::equal(leaves.ids.begin(), leaves.ids.end(), all.begin()));
+  stays.finish();
+  EXPECT_EQ(stays.ids, expected(wish(11, 9)));
+  expect_empty();
+}
+
+TEST_P(EngineTest, ReplaysAreCountedAndAllIsRecordedAtStart) {
+  EngineMeters meters;
+  const auto counts = [&] {
+    std::array<uint64_t, 3> n{};
+    for (size_t i = 0; i < n.size(); ++i) n[i] = meters.graph_steps[i]->value();
+    return n;
+  };
+  const auto before = counts();
+  make();
+  std::deque<TestClient> clients;
+  for (int i = 0; i < 7; ++i) clients.emplace_back(*engine_, wish(5 + i, 10 + 3 * i));
+  for (TestClient& c : clients) c.finish();
+  expect_empty();
+  const auto after = counts();
+  const uint64_t none = after[size_t(GraphUse::none)] - before[size_t(GraphUse::none)];
+  const uint64_t hits = after[size_t(GraphUse::hit)] - before[size_t(GraphUse::hit)];
+  EXPECT_EQ(after[size_t(GraphUse::miss)], before[size_t(GraphUse::miss)]);
+  if (behind()) {
+    EXPECT_GT(hits, 20u);
+    EXPECT_LT(none, 10u) << "prompts only";
+  } else {
+    EXPECT_EQ(hits, 0u);
+  }
+  uint64_t steps = 0;
+  for (const StepRecord& r : engine_->step_ledger()->last(1000)) {
+    ++steps;
+    const bool decode = r.tokens == r.one_token_sequences && r.tokens == r.logit_rows;
+    EXPECT_EQ(r.graph == GraphUse::hit, behind() && decode) << describe(r);
+    EXPECT_LE(r.gap_ns, r.idle_ns);
+  }
+  EXPECT_EQ(steps, none + hits);
+}
+
+TEST_P(EngineTest, IdleTimeWithoutWorkIsNoGap) {
+  make();
+  TestClient first(*engine_, wish(5, 3));
+  first.finish();
+  engine_->drain(now_ns() + 60'000'000'000);
+  const StepRecord r = engine_->step_ledger()->last(100)[0];
+  EXPECT_LE(r.gap_ns, r.execute_at - r.planned_at) << "counted from its plan, not from the end of the warm-up";
+}
+
+// A fault found by the executor while two steps are under way, with the other threads alive and one of them
+// waiting: the process ends and says what ran.
+TEST_P(EngineTest, AFaultOfTheDeviceShowsTheStepsUnderWay) {
+  if (!behind()) return;
+  EXPECT_EXIT(
+      {
+        make();
+        runner_->hold();
+        const int begun = runner_->begun();
+        TestClient client(*engine_, wish(70, 10));
+        runner_->await_begun(begun + 2);
+        runner_->fail_next_look();
+        client.finish();
+      },
+      testing::KilledBySignal(SIGABRT),
+      "the device is gone.*\n(.*\n)*.*under way: step 1: 32 tokens of 1 sequences");
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, EngineTest,
+                         testing::Values(FakeRunner::Device::in_launch, FakeRunner::Device::behind_the_host),
+                         [](const auto& info) {
+                           return std::string(info.param == FakeRunner::Device::in_launch ? "InLaunch"
+                                                                                          : "BehindTheHost");
+                         });
 
 }  // namespace
 }  // namespace sluice

@@ -82,8 +82,12 @@ class FakeRunner final : public StepRunner {
     wake_.wait(lock, [&] { return may_pass(); });
     compute_next(lock);
   }
+  // The next call of done finds a bug.
+  void fail_next_look() { fails_.store(true); }
+
   bool done(Step& step) override {
     ++looks_;
+    CHECK(!fails_.load(), "the device is gone");
     std::lock_guard lock(mutex_);
     const Step* last = computed_ ? under_way_[(computed_ - 1) % kStepsInFlight] : nullptr;
     return begun_ == computed_ || last == &step;
@@ -191,6 +195,7 @@ class FakeRunner final : public StepRunner {
   std::array<Step*, kStepsInFlight> under_way_{};
   std::array<bool, 2048> recorded_{};
   std::atomic<int> looks_{0};
+  std::atomic<bool> fails_{false};
   std::thread device_;  // last: it uses all of the above
 };
 

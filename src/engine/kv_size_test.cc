@@ -58,5 +58,46 @@ TEST(KvSize, OneSequenceOfTheContextAlwaysFits) {
   }
 }
 
+constexpr size_t kGiB = size_t{1} << 30;
+
+KvWish card_wish(double used_gib, double fraction) {
+  KvWish w = wish(8192, 0);
+  w.block_bytes = kGiB / 1024;
+  w.card = {.total = 100 * kGiB, .used = size_t(used_gib * double(kGiB)), .fraction = fraction};
+  w.max_sequences = 256;
+  return w;
+}
+
+TEST(KvSize, ACardGivesWhatIsLeftOfItsShare) {
+  const auto left = size_kv(card_wish(20, 0.9));
+  ASSERT_TRUE(left.ok());
+  EXPECT_NEAR(left->blocks, 70 * 1024, 1);
+  EXPECT_EQ(left->layout.max_length, 8192);
+  EXPECT_NE(left->reason.find("what is left of the card's share"), std::string::npos) << left->reason;
+  EXPECT_NEAR(size_kv(card_wish(20, 0.5))->blocks, 30 * 1024, 1);
+  EXPECT_NEAR(size_kv(card_wish(89.75, 0.9))->blocks, 256, 1);
+  EXPECT_NEAR(size_kv(card_wish(89.75, 0.9))->layout.max_length, 256 * 16, 16) << "the context shrinks";
+
+  KvWish few = card_wish(20, 0.9);
+  few.max_sequences = 2;
+  EXPECT_EQ(size_kv(few)->blocks, 2 * 8192 / 16) << "more could not be used";
+  few.kv_bytes = 5 * kGiB;
+  EXPECT_EQ(size_kv(few)->blocks, 5 * 1024);
+}
+
+TEST(KvSize, ACardThatIsTooFullSaysHowMuchIsShortAndWhatFreesIt) {
+  for (double used : {90.0, 95.5}) {
+    const auto none = size_kv(card_wish(used, 0.9));
+    ASSERT_FALSE(none.ok());
+    const std::string& text = none.error().message;
+    EXPECT_EQ(none.error().code, ErrorCode::kResourceExhausted);
+    EXPECT_NE(text.find(used == 90 ? "0.00 GiB short" : "5.50 GiB short"), std::string::npos) << text;
+    for (const char* setting : {"gpu.memory_fraction", "engine.step_tokens", "engine.max_sequences",
+                                "engine.max_context", "quantized weights"})
+      EXPECT_NE(text.find(setting), std::string::npos) << text;
+    EXPECT_EQ(text.find('\n'), std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace sluice
