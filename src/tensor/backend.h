@@ -216,6 +216,12 @@ struct StepTimes {
   int64_t idle_ns = 0;  // between the end of the step before and the start of this one
 };
 
+// What a device of its own can do at most, measured on it.
+struct DeviceRates {
+  double read_bytes_s = 0;  // of its memory; 0: not known
+  double matrix_ops_s = 0;  // of large products of the type that activations have; two a multiply-add
+};
+
 // What `reserve` sizes scratch for.
 struct WorkspaceShape {
   int max_tokens = 0;     // T
@@ -234,6 +240,8 @@ class Backend {
 
   // -- Memory. Everything is allocated before the server is ready.
   virtual DeviceInfo info() const = 0;
+  // Takes a fraction of a second and some GiB meanwhile; before anything else is allocated.
+  virtual DeviceRates measure_rates() { return {}; }
   virtual Buffer alloc(
       size_t bytes) = 0;  // zero-filled; CHECKs on failure only after reserve, Result upstream of it
   virtual void free(void* data, size_t bytes) = 0;

@@ -19,6 +19,7 @@
 #include "tensor/cuda/device/context.h"
 #include "tensor/cuda/device/cuda_check.h"
 #include "tensor/cuda/device/nvml.h"
+#include "tensor/cuda/device/rates.h"
 #include "tensor/cuda/kv_layout.h"
 #include "tensor/cuda/linear/linear.h"
 #include "tensor/cuda/load/weight_loader.h"
@@ -39,6 +40,7 @@ class CudaBackend final : public Backend {
   Status open();
 
   DeviceInfo info() const override;
+  DeviceRates measure_rates() override;
   Buffer alloc(size_t bytes) override;
   Buffer alloc_host(size_t bytes) override;
   void free(void* data, size_t bytes) override;
@@ -152,6 +154,39 @@ DeviceInfo CudaBackend::info() const {
   CUDA_CHECK(cudaMemGetInfo(&info.memory_bytes, &info.memory_total));
   if (before_) info.memory_others = before_->used_bytes, info.state = describe(*before_);
   return info;
+}
+
+DeviceRates CudaBackend::measure_rates() {
+  constexpr size_t kReadBytes = size_t{4} << 30;
+  constexpr int64_t kSide = 8192;
+  constexpr int kRounds = 5, kProducts = 4;
+  constexpr size_t kMatrixBytes = size_t(kSide * kSide) * 2;
+  DeviceRates rates;
+  const Buffer memory = alloc(kReadBytes);
+  if (!memory.data()) return rates;
+  fill_random(context_, memory.data(), kReadBytes / 2, 1, 1);
+  rates.read_bytes_s = measure_read_rate(context_, memory.data(), kReadBytes);
+
+  Weight weight{.rows = kSide, .cols = kSide, .parts = {}};
+  weight.parts.push_back({0, kSide, {WeightElement::bf16}, alloc(kMatrixBytes)});
+  if (!weight.parts[0].data.data()) return rates;
+  fill_random(context_, weight.parts[0].data.data(), kMatrixBytes / 2, 2, 1);
+  linear_->prepare(weight);
+  const Tensor x{memory.data(), DType::bf16, kSide, kSide, kSide},
+      out{memory.as<std::byte>() + kMatrixBytes, DType::bf16, kSide, kSide, kSide};
+  float best_ms = 1e30f;
+  for (int round = 0; round < kRounds; ++round) {
+    CUDA_CHECK(cudaEventRecord(marks_[0].started, context_.stream));
+    for (int i = 0; i < kProducts; ++i) linear_->run({x, weight, nullptr, out});
+    CUDA_CHECK(cudaEventRecord(marks_[0].ended, context_.stream));
+    CUDA_CHECK(cudaEventSynchronize(marks_[0].ended));
+    float ms = 0;
+    CUDA_CHECK(cudaEventElapsedTime(&ms, marks_[0].started, marks_[0].ended));
+    best_ms = std::min(best_ms, ms);
+  }
+  rates.matrix_ops_s =
+      kProducts * 2.0 * double(kSide) * double(kSide) * double(kSide) / (double(best_ms) * 1e-3);
+  return rates;
 }
 
 Buffer CudaBackend::alloc(size_t bytes) {
