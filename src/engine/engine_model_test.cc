@@ -8,6 +8,7 @@
 
 #include "engine/allocation_counter.h"
 #include "engine/make_engine.h"
+#include "engine/replaying_backend.h"
 #include "engine/test_client.h"
 #include "model/checkpoint.h"
 
@@ -26,14 +27,8 @@ struct Loaded {
   Weights weights;
   std::unique_ptr<Engine> engine;
 
-  Loaded(const std::string& path, bool reference) {
-    if (reference) {
-      backend = make_ref_backend();
-    } else {
-      auto made = make_cpu_backend({.threads = 2, .instruction_set = ""});
-      CHECK(made.ok());
-      backend = std::move(*made);
-    }
+  Loaded(const std::string& path, bool reference) : Loaded(path, reference ? make_ref_backend() : cpu()) {}
+  Loaded(const std::string& path, std::unique_ptr<Backend> on) : backend(std::move(on)) {
     auto checkpoint = open_checkpoint(path);
     CHECK(checkpoint.ok(), checkpoint.ok() ? "" : checkpoint.error().message.c_str());
     spec = (*checkpoint)->spec();
@@ -48,6 +43,11 @@ struct Loaded {
     engine = std::move(*made);
   }
   ~Loaded() { engine.reset(); }
+  static std::unique_ptr<Backend> cpu() {
+    auto made = make_cpu_backend({.threads = 2, .instruction_set = ""});
+    CHECK(made.ok());
+    return std::move(*made);
+  }
 };
 
 struct Case {
@@ -221,6 +221,35 @@ TEST(Batching, AWarmStepOfTheModelAllocatesNothing) {
   const uint64_t before = engine_allocations();
   burst();
   EXPECT_EQ(engine_allocations(), before);
+}
+
+// Recorded steps, padded and replayed on a device behind the host, answer as the same ops one by one do.
+TEST(Batching, ReplayedAsComputedOpByOp) {
+  for (const char* name : {"llama-tied", "gemma3-local-global"}) {
+    EngineConfig config{.max_sequences = 16, .step_tokens = 64, .max_context = 256, .logit_rows = 8};
+    Loaded plain(tiny(name), true);
+    plain.start(config);
+    auto device = std::make_unique<ReplayingBackend>();
+    const ReplayingBackend& replaying = *device;
+    Loaded replayed(tiny(name), std::move(device));
+    replayed.start(config);
+    EXPECT_EQ(replaying.recorded(), 2 * 5) << "buckets 1, 2, 4, 8, 16 in both slots, before the first request";
+    EXPECT_EQ(replaying.replayed(), 0);
+
+    const std::vector<Request> wishes = mixed(plain.spec.vocab, 40, 20);
+    std::deque<TestClient> one, other;
+    for (const Request& r : wishes) one.emplace_back(*plain.engine, r), other.emplace_back(*replayed.engine, r);
+    for (size_t i = 0; i < wishes.size(); ++i)
+      EXPECT_TRUE(outcome(one[i]) == outcome(other[i])) << name << " request " << i;
+    EXPECT_GT(replaying.replayed(), 10);
+    EXPECT_EQ(replaying.recorded(), 2 * 5);
+    EXPECT_EQ(replaying.most_under_way(), 2);
+
+    config.graphs = false;
+    replayed.start(config);
+    TestClient without(*replayed.engine, wishes[0]);
+    EXPECT_TRUE(outcome(without) == outcome(one[0])) << name << ", without records";
+  }
 }
 
 }  // namespace

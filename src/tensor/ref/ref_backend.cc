@@ -2,6 +2,7 @@
 // Nothing here is tuned; when another backend disagrees beyond its tolerance, that one is wrong.
 #include <sys/sysinfo.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -94,6 +95,9 @@ struct KvView {
 int32_t block_of(const BatchInput& b, int group, int row, int position, int block_tokens) {
   return b.tables[group][int64_t(b.row_sequence[row]) * b.table_stride + position / block_tokens];
 }
+
+// A row of a sequence that has no cached tokens belongs to nobody: it only fills a batch up to a size.
+bool is_padding(const BatchInput& b, int row) { return b.kv_lengths[b.row_sequence[row]] == 0; }
 
 float activate(float x, Activation a) {
   if (a == Activation::silu) return float(x / (1 + std::exp(-double(x))));
@@ -192,6 +196,7 @@ class RefBackend final : public Backend {
     const int head_dim = a.geometry.head_dim, kv_heads = a.geometry.kv_heads;
     const KvView kv{a.geometry, a.kv};
     for (int t = 0; t < a.batch.tokens; ++t) {
+      if (is_padding(a.batch, t)) continue;
       const int position = a.batch.positions[t];
       const int32_t block = block_of(a.batch, a.kv.group, t, position, a.geometry.block_tokens);
       const int slot = position % a.geometry.block_tokens;
@@ -256,6 +261,10 @@ class RefBackend final : public Backend {
  private:
   void attend(const AttentionArgs& a, int t, int h) {
     const int head_dim = a.geometry.head_dim, g = h / (a.heads / a.geometry.kv_heads);
+    if (is_padding(a.batch, t)) {
+      std::fill_n(a.out.row<float>(t) + h * head_dim, head_dim, 0.0f);
+      return;
+    }
     const KvView kv{a.geometry, a.kv};
     const int position = a.batch.positions[t];
     const int first = a.window > 0 ? std::max(0, position - a.window + 1) : 0;
