@@ -31,6 +31,8 @@ class TestRun {
     Result<Weights> loaded = load_weights(**opened, spec_, *backend_, {});
     CHECK(loaded.ok(), loaded.ok() ? "" : loaded.error().message.c_str());
     weights_ = std::move(*loaded);
+    decoder_ = std::make_unique<Decoder>(spec_, groups_, weights_, *backend_, kMaxTokens, kLogitRows);
+    staging_ = backend_->alloc(kStaged * sizeof(int32_t));
     WorkspaceShape shape;
     shape.max_tokens = kMaxTokens;
     shape.max_sequences = kMaxSequences;
@@ -96,43 +98,47 @@ class TestRun {
         tables[size_t(g)].insert(tables[size_t(g)].end(), row.begin(), row.end());
       }
     }
+    std::vector<int32_t> staged;
+    const auto stage = [&](const std::vector<int32_t>& values) {
+      CHECK(staged.size() + values.size() <= kStaged);
+      const int32_t* at = staging_.as<int32_t>() + staged.size();
+      staged.insert(staged.end(), values.begin(), values.end());
+      return at;
+    };
     BatchInput batch;
     batch.tokens = int(ids.size());
     batch.sequences = int(chunks.size());
     batch.logit_rows = int(logit_index.size());
-    for (const Chunk& c : chunks) batch.one_row_sequences += c.ids.size() == 1;
-    size_t used = 0;
-    const auto on_device = [&](const std::vector<int32_t>& values) {
-      int32_t* at = staging_.as<int32_t>() + used;
-      used += (values.size() + 15) / 16 * 16;
-      CHECK(used * sizeof(int32_t) <= staging_.bytes());
-      if (!values.empty()) backend_->copy_in(at, values.data(), values.size() * sizeof(int32_t));
-      return at;
-    };
-    batch.token_ids = on_device(ids);
-    batch.positions = on_device(positions);
-    batch.row_sequence = on_device(row_sequence);
-    batch.row_starts = on_device(row_starts);
-    batch.kv_lengths = on_device(kv_lengths);
-    batch.logit_index = on_device(logit_index);
+    batch.token_ids = stage(ids);
+    batch.positions = stage(positions);
+    batch.row_sequence = stage(row_sequence);
+    batch.row_starts = stage(row_starts);
+    batch.kv_lengths = stage(kv_lengths);
+    batch.logit_index = stage(logit_index);
+    batch.one_row_sequences =
+        int(std::count_if(chunks.begin(), chunks.end(), [](const Chunk& c) { return c.ids.size() == 1; }));
     batch.table_stride = kMaxBlocksPerSequence;
     batch.groups = groups;
-    for (int g = 0; g < groups; g++) batch.tables[g] = on_device(tables[size_t(g)]);
+    for (int g = 0; g < groups; g++) batch.tables[g] = stage(tables[size_t(g)]);
+    backend_->copy_in(staging_.data(), staged.data(), staged.size() * sizeof(int32_t));
     decoder_->forward(batch, pool_);
     std::vector<std::vector<float>> out;
     for (int first = 0; first < batch.logit_rows; first += kLogitRows) {
       const Tensor logits = decoder_->logits(batch, first, std::min(kLogitRows, batch.logit_rows - first));
-      std::vector<float> values(size_t(logits.rows * logits.cols));
-      CHECK(logits.stride == logits.cols);
-      backend_->copy_out(values.data(), logits.data, values.size() * sizeof(float));
-      for (int64_t r = 0; r < logits.rows; r++)
-        out.emplace_back(values.begin() + r * logits.cols, values.begin() + (r + 1) * logits.cols);
+      backend_->finish_step();
+      for (int64_t r = 0; r < logits.rows; r++) {
+        out.emplace_back(size_t(logits.cols));
+        backend_->copy_out(out.back().data(), logits.row<float>(r), size_t(logits.cols) * sizeof(float));
+      }
     }
     backend_->finish_step();
     return out;
   }
 
  private:
+  // Arrays of the largest step.
+  static constexpr size_t kStaged =
+      4 * kMaxTokens + 3 * kMaxSequences + size_t(kMaxLayerGroups) * kMaxSequences * kMaxBlocksPerSequence;
   struct Sequence {
     int length = 0;
     std::vector<std::vector<int32_t>> tables;  // per group

@@ -1,0 +1,202 @@
+// Whole tiny models on a card against their reference logits (made with transformers in float32), first step by
+// step, then through the engine: recorded steps, two of them under way, sampling on the card.
+//
+// The checkpoints lie in the folder that SLUICE_GPU_CASES names, else in cases/tiny beside the program.
+// SLUICE_GPU_DEVICE: another device than cuda (cpu, to try the test itself).
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <condition_variable>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "engine/make_engine.h"
+#include "engine/served_model.h"
+#include "model/test_run.h"
+
+namespace sluice {
+namespace {
+
+constexpr double kTolerance = 0.03;  // limits.json of the shared cases: tiny, default, cuda
+
+std::string device() {
+  const char* named = std::getenv("SLUICE_GPU_DEVICE");
+  return named ? named : "cuda";
+}
+
+std::filesystem::path cases_folder() {
+  if (const char* named = std::getenv("SLUICE_GPU_CASES")) return named;
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path() / "cases" / "tiny";
+}
+
+std::unique_ptr<Backend> open_device() {
+  auto made = make_backend(device(), {.threads = 1, .instruction_set = {}});
+  CHECK(made.ok(), made.ok() ? "" : made.error().message.c_str());
+  return std::move(*made);
+}
+
+double logprob(const std::vector<float>& logits, int32_t id) {
+  double top = logits[0], sum = 0;
+  for (float x : logits) top = std::max(top, double(x));
+  for (float x : logits) sum += std::exp(x - top);
+  return logits[size_t(id)] - top - std::log(sum);
+}
+
+double largest(const std::vector<float>& v) {
+  double most = 0;
+  for (float x : v) most = std::max(most, std::fabs(double(x)));
+  return most;
+}
+
+class GpuModels : public testing::TestWithParam<const char*> {
+ protected:
+  std::string folder() const { return (cases_folder() / GetParam()).string(); }
+  nlohmann::json cases() const {
+    std::ifstream in(folder() + "/reference.json");
+    CHECK(in.good(), "the tiny cases are missing: set SLUICE_GPU_CASES");
+    return nlohmann::json::parse(in).at("cases");
+  }
+};
+
+TEST_P(GpuModels, LogitsAreTheReferences) {
+  TestRun run(folder(), open_device());
+  run.round_frequencies();
+  int sequence = 0;
+  double worst = 0;
+  for (const auto& c : cases()) {
+    const std::vector<int32_t> ids = c.at("prompt_ids");
+    const std::vector<float> want = c.at("last_logits");
+    const std::vector<double> logprobs = c.at("prompt_logprobs");
+    const auto got = run.step({{sequence++, ids, int(ids.size())}});
+    ASSERT_EQ(got.size(), ids.size());
+    ASSERT_EQ(got.back().size(), want.size());
+    for (size_t i = 0; i < want.size(); i++) {
+      const double off = std::fabs(double(got.back()[i]) - want[i]) / largest(want);
+      worst = std::isfinite(off) ? std::max(worst, off) : INFINITY;
+    }
+    double scale = 1;
+    for (double lp : logprobs) scale = std::max(scale, std::fabs(lp));
+    for (size_t i = 0; i < logprobs.size(); i++)
+      EXPECT_NEAR(logprob(got[i], ids[i + 1]), logprobs[i], kTolerance * scale)
+          << ids.size() << " tokens, " << i;
+  }
+  EXPECT_LT(worst, kTolerance);
+  RecordProperty("worst_logit", std::to_string(worst));
+  printf("  %-24s worst logit off by %.4f of the largest\n", GetParam(), worst);
+}
+
+// A prompt in pieces, and all prompts in one step (with sequences of one row among them), give what the prompt
+// alone gives, up to the order of sums.
+TEST_P(GpuModels, ChunksAndBatchesAgree) {
+  TestRun alone(folder(), open_device()), chunked(folder(), open_device()), batched(folder(), open_device());
+  std::vector<std::vector<float>> want;
+  std::vector<TestRun::Chunk> all;
+  int sequence = 0;
+  const auto expect_near = [](const std::vector<float>& got, const std::vector<float>& wanted, size_t tokens) {
+    ASSERT_EQ(got.size(), wanted.size());
+    for (size_t i = 0; i < got.size(); i++)
+      ASSERT_NEAR(got[i], wanted[i], kTolerance * largest(wanted)) << tokens << " tokens, logit " << i;
+  };
+  for (const auto& c : cases()) {
+    const std::vector<int32_t> ids = c.at("prompt_ids");
+    want.push_back(alone.step({{sequence, ids, 1}})[0]);
+    all.push_back({sequence, ids, 1});
+    std::vector<std::vector<float>> got;
+    for (size_t at = 0, size = 1; at < ids.size(); at += size, size = size % 23 + 7) {
+      const size_t end = std::min(ids.size(), at + size);
+      got = chunked.step(
+          {{sequence, {ids.begin() + ptrdiff_t(at), ids.begin() + ptrdiff_t(end)}, end == ids.size()}});
+    }
+    expect_near(got.at(0), want.back(), ids.size());
+    sequence++;
+  }
+  const auto got = batched.step(all);
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t s = 0; s < got.size(); s++) expect_near(got[s], want[s], all[s].ids.size());
+}
+
+// A client that waits for the engine's notices.
+class Waiting {
+ public:
+  std::function<void()> notify() {
+    return [this] {
+      std::lock_guard lock(mutex_);
+      rung_ = true;
+      bell_.notify_one();
+    };
+  }
+  std::vector<int32_t> read(RequestStream& stream) {
+    std::vector<int32_t> ids;
+    for (TokenEvent event;;) {
+      while (stream.pop(event)) {
+        if (event.id >= 0) ids.push_back(event.id);
+        if (event.finish != FinishReason::none) return ids;
+      }
+      std::unique_lock lock(mutex_);
+      bell_.wait(lock, [&] { return rung_; });
+      rung_ = false;
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable bell_;
+  bool rung_ = false;
+};
+
+// Many copies of the prompts at once, so that batches grow and shrink through several buckets.
+TEST_P(GpuModels, GreedyIdsThroughTheEngineAreTheReferences) {
+  LoadOptions options;
+  options.path = folder();
+  options.device = device();
+  options.engine.max_sequences = 24;
+  options.engine.step_tokens = 64;
+  auto loaded = load_model(options, {});
+  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  Engine& engine = (*loaded)->engine();
+  const nlohmann::json all = cases();
+  constexpr size_t kCopies = 9;
+  std::vector<std::shared_ptr<RequestStream>> streams;
+  std::vector<std::unique_ptr<Waiting>> clients;
+  for (size_t copy = 0; copy < kCopies; copy++) {
+    for (const auto& c : all) {
+      Request wish;
+      wish.prompt = c.at("prompt_ids").get<std::vector<int32_t>>();
+      wish.sampling.temperature = 0;
+      wish.max_tokens = int(c.at("greedy_ids").size());
+      wish.ignore_eos = true;
+      auto submitted =
+          engine.submit(std::move(wish), clients.emplace_back(std::make_unique<Waiting>())->notify());
+      ASSERT_TRUE(submitted.ok()) << submitted.error().message;
+      streams.push_back(std::move(*submitted));
+    }
+  }
+  size_t compared = 0;
+  for (size_t i = 0; i < streams.size(); i++) {
+    const auto& c = all[i % all.size()];
+    const std::vector<int32_t> got = clients[i]->read(*streams[i]), want = c.at("greedy_ids");
+    ASSERT_EQ(got.size(), want.size());
+    // The first choice that is too close to call ends the comparison: the texts may part there.
+    for (size_t k = 0; k < want.size() && double(c.at("greedy_margin").at(k)) > 20 * kTolerance;
+         k++, compared++)
+      ASSERT_EQ(got[k], want[k]) << "request " << i << ", token " << k;
+  }
+  engine.drain(now_ns() + 1'000'000'000);
+  printf("  %-24s %zu greedy choices compared\n", GetParam(), compared);
+  EXPECT_GT(compared, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiny, GpuModels,
+                         testing::Values("llama-tied", "llama-untied-llama3rope", "mistral-window",
+                                         "qwen2-bias-tied", "qwen3-qknorm", "gemma3-local-global"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace sluice
