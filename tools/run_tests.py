@@ -5,6 +5,7 @@
       unit       every room's test program and the replay of every fuzz corpus (release build)
       blackbox   tests/*.py against the built binary
       accept     the reference cases in ../shared, over HTTP
+      cuda       builds the CUDA backend and its tests, which run on a card only; skipped where nvcc is missing
       asan       the rooms that read foreign bytes, and all corpora, under AddressSanitizer and UBSan
 
 Started by ./dev test, which has installed what is needed.
@@ -22,6 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 CASES = ROOT.parent / "shared"
 # The families that are finished; the folder tiny/ holds those of later issues too.
 TINY = "llama-untied-llama3rope,llama-tied,mistral-window,qwen2-bias-tied,qwen3-qknorm,gemma3-local-global"
+SKIPPED = object()  # instead of a count: the stage cannot run here; why comes with it
 ASAN_ROOMS = ("base", "text", "model", "kv", "sched", "server")
 
 
@@ -111,6 +113,22 @@ def stage_accept():
     return passed, max(failed, 1) if status else failed
 
 
+def with_cuda(preset):
+    cache = ROOT / "build" / preset / "CMakeCache.txt"
+    return cache.exists() and "SLUICE_CUDA:BOOL=ON" in cache.read_text(errors="replace")
+
+
+def stage_cuda():
+    nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc", path=os.environ.get("PATH", "") + ":/usr/local/cuda/bin")
+    if not nvcc:
+        return SKIPPED, "nvcc is not here, so the CUDA code was not built"
+    preset = "release" if with_cuda("release") else "cuda"
+    if not with_cuda(preset) and run(["cmake", "--preset", preset, "-DSLUICE_TESTS=ON"]) != 0:
+        return 0, 1
+    outcomes = [build(preset, [target]) for target in ("sluice", "sluice_gpu_tests")]
+    return sum(outcomes), len(outcomes) - sum(outcomes)
+
+
 def stage_asan():
     preset = ROOT / "build/asan"
     if not (preset / "build.ninja").exists() and run(["cmake", "--preset", "asan"]) != 0:
@@ -125,7 +143,8 @@ def stage_asan():
     return ctest("asan", f"^({names})$")
 
 
-STAGES = {"checks": stage_checks, "unit": stage_unit, "blackbox": stage_blackbox, "accept": stage_accept, "asan": stage_asan}
+STAGES = {"checks": stage_checks, "unit": stage_unit, "blackbox": stage_blackbox, "accept": stage_accept, "cuda": stage_cuda,
+          "asan": stage_asan}
 
 
 def main():
@@ -134,15 +153,20 @@ def main():
     if unknown:
         print(f"no stage named '{unknown[0]}' (stages: {' '.join(STAGES)})", file=sys.stderr)
         return 2
-    rows = []
+    rows, skipped = [], []
     for name in wanted:
         print(f"\n==> {name}", flush=True)
         start = time.monotonic()
         passed, failed = STAGES[name]()
+        if passed is SKIPPED:
+            skipped.append(f"{name:10} skipped: {failed}")
+            continue
         rows.append((name, passed, failed, time.monotonic() - start))
     print()
     for name, passed, failed, took in rows:
         print(f"{name:10} {passed:6} passed {failed:4} failed {took:7.0f} s")
+    for line in skipped:
+        print(line)
     passed, failed = sum(r[1] for r in rows), sum(r[2] for r in rows)
     print(f"\n{passed} passed, {failed} failed", flush=True)
     return 0 if passed and not failed else 1
