@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "tensor/backend.h"
+
 namespace sluice {
 namespace {
 
@@ -41,15 +43,17 @@ Wanted wanted(const KvWish& wish) {
 }
 
 Error card_too_small(const CardMemory& card, int least, size_t needed) {
+  DeviceInfo device;
+  device.memory_others = card.others;
   return {
       ErrorCode::kResourceExhausted,
       fmt::format(
-          "the card is {:.2f} GiB short: keys and values for a context of {} tokens take {:.2f} GiB; of {:.1f} "
-          "GiB, {:.2f} are in use by weights, activations and other programs, and gpu.memory_fraction {} "
-          "allows {:.2f} in all. Raise gpu.memory_fraction, lower engine.step_tokens, engine.max_sequences or "
-          "engine.max_context, or use quantized weights",
+          "the card is {:.2f} GiB short: keys and values for a context of {} tokens take {:.2f} GiB; of "
+          "{:.1f} GiB, {:.2f} are in use by weights and activations{}, and gpu.memory_fraction {} allows "
+          "{:.2f} in all. Raise gpu.memory_fraction, lower engine.step_tokens, engine.max_sequences or "
+          "engine.max_context, or use quantized weights{}",
           gib(card.used + needed - card.allowed()), least, gib(needed), gib(card.total), gib(card.used),
-          card.fraction, gib(card.allowed())),
+          card.others ? " and other programs" : "", card.fraction, gib(card.allowed()), others_on_card(device)),
       "gpu.memory_fraction"};
 }
 

@@ -12,9 +12,10 @@ namespace sluice {
 
 // A card's own memory. The pool may be the rest of it: nothing else is allocated after.
 struct CardMemory {
-  size_t total = 0;  // 0: there is no card; memory is shared with everything else
-  size_t used = 0;   // by weights, activations and workspaces, and by other programs
-  double fraction = 0.9;
+  size_t total = 0;       // 0: there is no card; memory is shared with everything else
+  size_t used = 0;        // by weights, activations and workspaces, and by other programs
+  size_t others = 0;      // of that, by other programs when this one began
+  double fraction = 0.9;  // of total, what may be used
 
   size_t allowed() const { return size_t(double(total) * fraction); }
   size_t left() const { return allowed() - std::min(allowed(), used); }

@@ -63,7 +63,8 @@ constexpr size_t kGiB = size_t{1} << 30;
 KvWish card_wish(double used_gib, double fraction) {
   KvWish w = wish(8192, 0);
   w.block_bytes = kGiB / 1024;
-  w.card = {.total = 100 * kGiB, .used = size_t(used_gib * double(kGiB)), .fraction = fraction};
+  w.card = {
+      .total = 100 * kGiB, .used = size_t(used_gib * double(kGiB)), .others = 3 * kGiB, .fraction = fraction};
   w.max_sequences = 256;
   return w;
 }
@@ -92,8 +93,9 @@ TEST(KvSize, ACardThatIsTooFullSaysHowMuchIsShortAndWhatFreesIt) {
     const std::string& text = none.error().message;
     EXPECT_EQ(none.error().code, ErrorCode::kResourceExhausted);
     EXPECT_NE(text.find(used == 90 ? "0.00 GiB short" : "5.50 GiB short"), std::string::npos) << text;
-    for (const char* setting : {"gpu.memory_fraction", "engine.step_tokens", "engine.max_sequences",
-                                "engine.max_context", "quantized weights"})
+    for (const char* setting :
+         {"gpu.memory_fraction", "engine.step_tokens", "engine.max_sequences", "engine.max_context",
+          "quantized weights", "3.0 GiB are used by other processes"})
       EXPECT_NE(text.find(setting), std::string::npos) << text;
     EXPECT_EQ(text.find('\n'), std::string::npos);
   }

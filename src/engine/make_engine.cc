@@ -73,14 +73,14 @@ WarmUp warm_up_for(const DeviceInfo& device, int step_tokens, std::function<void
 
 Error too_little_for(const char* what, const EngineConfig& config, Backend& backend) {
   const DeviceInfo now = backend.info();
-  return {
-      ErrorCode::kResourceExhausted,
-      fmt::format("not enough memory for {}: {:.2f} GiB are free{}; lower engine.step_tokens ({}), "
-                  "engine.max_sequences ({}), engine.kv_bytes or engine.max_context, or use quantized weights",
-                  what, gib(now.memory_bytes),
-                  is_card(now) ? fmt::format(" of the card's {:.2f}", gib(now.memory_total)) : "",
-                  config.step_tokens, config.max_sequences),
-      "step_tokens"};
+  return {ErrorCode::kResourceExhausted,
+          fmt::format(
+              "not enough memory for {}: {:.2f} GiB are free{}; lower engine.step_tokens ({}), "
+              "engine.max_sequences ({}), engine.kv_bytes or engine.max_context, or use quantized weights{}",
+              what, gib(now.memory_bytes),
+              is_card(now) ? fmt::format(" of the card's {:.2f}", gib(now.memory_total)) : "",
+              config.step_tokens, config.max_sequences, others_on_card(now)),
+          "step_tokens"};
 }
 
 // The card's number in "cuda" or "cuda:N"; nothing else is taken for one.
@@ -94,20 +94,25 @@ std::optional<int> card_number(std::string_view device) {
   return number;
 }
 
+void say(const DeviceInfo& device, int card, const std::string& why) {
+  LOG(info, "device: cuda:{}, {}{}{}{}", card, device.name, device.state.empty() ? "" : ", ", device.state,
+      why);
+}
+
 Result<std::unique_ptr<Backend>> first_usable(const CpuOptions& cpu) {
   constexpr int kMostCards = 16;
   std::string why;
   for (int card = 0; card < kMostCards; ++card) {
     auto made = make_cuda_backend({.device = card});
     if (made) {
-      LOG(info, "device: cuda:{}, {}, the first card that can be used{}", card, (*made)->info().name,
-          why.empty() ? "" : " (" + why + ")");
+      say((*made)->info(), card, why.empty() ? "" : "; the first card that can be used: " + why);
       return made;
     }
     if (card == 0) why = made.error().message;
   }
   // The advice that ends the message is for those who asked for a card.
-  why = why.substr(0, why.find(";"));
+  for (const char* advice : {"; use --device cpu", ", or use --device cpu"})
+    why = why.substr(0, why.find(advice));
   auto made = make_cpu_backend(cpu);
   if (made) LOG(info, "device: the CPU, {}; no card: {}", (*made)->info().name, why);
   return made;
@@ -119,7 +124,11 @@ Result<std::unique_ptr<Backend>> make_backend(const std::string& device, const C
   if (device == "auto") return first_usable(cpu);
   if (device == "cpu") return make_cpu_backend(cpu);
   if (device == "ref") return make_ref_backend();
-  if (const auto card = card_number(device)) return make_cuda_backend({.device = *card});
+  if (const auto card = card_number(device)) {
+    auto made = make_cuda_backend({.device = *card});
+    if (made) say((*made)->info(), *card, "");
+    return made;
+  }
   return Error{ErrorCode::kInvalidArgument,
                fmt::format("unknown device \"{}\"; it is auto, cpu or cuda[:N]", device), "device"};
 }
@@ -153,7 +162,7 @@ KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backe
   wish.max_sequences = config.max_sequences;
   if (is_card(device))
     wish.card = {device.memory_total, device.memory_total - std::min(device.memory_total, device.memory_bytes),
-                 config.gpu_memory_fraction};
+                 device.memory_others, config.gpu_memory_fraction};
   return wish;
 }
 
