@@ -26,7 +26,7 @@ struct RopeJob {
   int block_tokens;
   int heads, kv_heads, head_dim, rotary;
   const float *q_norm, *k_norm, *inv_freq;
-  float eps, magnitude;
+  float eps, inverse_columns, magnitude;
 };
 
 // Where a row's k or v head goes in the cache; null: a padding row, nothing is stored.
@@ -76,6 +76,10 @@ __global__ void __launch_bounds__(512) rope_store_vectors(const RopeJob job) {
     const float2 t = turn(job, position, i);
     cosines[i] = t.x, sines[i] = t.y;
   }
+  const float* norm = is_q ? job.q_norm : rotates ? job.k_norm : nullptr;
+  Float8 a_weight{}, b_weight{};
+  if (norm && has_first) a_weight = load_weights(norm + first * kVec);
+  if (norm && has_second) b_weight = load_weights(norm + second * kVec);
   wait_for_previous();
 
   auto* at = job.qkv + row * job.stride + head * job.head_dim;
@@ -85,24 +89,16 @@ __global__ void __launch_bounds__(512) rope_store_vectors(const RopeJob job) {
   __syncthreads();
   if (rotates) {  // the same for all lanes of a head
     Float8 a = unpack(a_bits), b = unpack(b_bits);
-    if (const float* norm = is_q ? job.q_norm : job.k_norm) {
+    if (norm) {
       float squares = 0;
 #pragma unroll
       for (int i = 0; i < kVec; ++i) squares += a.v[i] * a.v[i] + b.v[i] * b.v[i];
-      const unsigned lanes = kLanes == 32 ? ~0u : ((1u << kLanes) - 1) << (threadIdx.x % 32 / kLanes * kLanes);
+      const unsigned lanes = ((1u << kLanes) - 1) << (threadIdx.x % 32 / kLanes * kLanes);
 #pragma unroll
       for (int step = kLanes / 2; step > 0; step /= 2) squares += __shfl_xor_sync(lanes, squares, step);
-      const float scale = rsqrtf(squares / float(job.head_dim) + job.eps);
-      if (has_first) {
-        const Float8 w = load_weights(norm + first * kVec);
+      const float scale = rsqrtf(squares * job.inverse_columns + job.eps);
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) a.v[i] *= scale * w.v[i];
-      }
-      if (has_second) {
-        const Float8 w = load_weights(norm + second * kVec);
-#pragma unroll
-        for (int i = 0; i < kVec; ++i) b.v[i] *= scale * w.v[i];
-      }
+      for (int i = 0; i < kVec; ++i) a.v[i] *= scale * a_weight.v[i], b.v[i] *= scale * b_weight.v[i];
     }
     if (lane < pairs) {
 #pragma unroll
@@ -143,7 +139,7 @@ __global__ void __launch_bounds__(kPlainWarps * 32) rope_store_plain(const RopeJ
   }
   for (int step = 16; step > 0; step /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, step);
   if (norm) {
-    const float scale = rsqrtf(squares / float(job.head_dim) + job.eps);
+    const float scale = rsqrtf(squares * job.inverse_columns + job.eps);
     for (int i = lane; i < job.head_dim; i += 32) x[i] *= scale * __ldg(norm + i);
   }
   __syncwarp();
@@ -201,6 +197,7 @@ void rope_store_kv(const Context& context, const RopeStoreArgs& a) {
                        .k_norm = a.k_norm,
                        .inv_freq = a.inv_freq,
                        .eps = a.norm_eps,
+                       .inverse_columns = 1 / float(g.head_dim),
                        .magnitude = a.rope_magnitude};
   if (a.rotary % (2 * kVec) != 0) {
     const int heads = a.heads + 2 * g.kv_heads;

@@ -30,7 +30,7 @@ DeviceBytes random_rows(size_t bytes) {
 }
 
 // So many copies of `bytes` that together they are far beyond the L2; one where they are tiny.
-int copies(size_t bytes) { return bytes < (8u << 20) ? 1 : int(std::max<size_t>(2, (400u << 20) / bytes + 1)); }
+int copies(size_t bytes) { return bytes < (8u << 20) ? 1 : int(std::max<size_t>(2, (256u << 20) / bytes + 1)); }
 
 void bench_norm(const char* name, int rows, int columns, bool post) {
   const size_t bytes = size_t(rows) * size_t(columns) * 2;
@@ -61,9 +61,12 @@ void bench_act(int rows, int columns) {
 
 void bench_rope(const char* name, const std::vector<Part>& parts, bool norms) {
   const PagedBatch batch(parts, 16, 0, 1);
+  constexpr int kLayers = 8;
   const int heads = 32, kv_heads = 8, head_dim = 128, columns = (heads + 2 * kv_heads) * head_dim,
             rows = batch.rows();
-  const PagedCache cache({16, 32, kv_heads, head_dim, DType::bf16}, batch.blocks(), 1);
+  const KvGeometry geometry{16, kLayers, kv_heads, head_dim, DType::bf16};
+  const size_t block_bytes = KvRows(geometry).block_bytes();
+  const DeviceBytes pool(block_bytes * size_t(batch.blocks()));
   const size_t bytes = size_t(rows) * size_t(columns) * 2;
   const int n = copies(bytes), calls = rows <= 128 ? 64 : 2 * n;
   const DeviceBytes qkv = random_rows(bytes * size_t(n));
@@ -76,8 +79,8 @@ void bench_rope(const char* name, const std::vector<Part>& parts, bool norms) {
   const float ms = graph_ms(calls, 20, [&](int i) {
     rope_store_kv(context(), {bf16_tensor(qkv.as<std::byte>() + bytes * size_t(i % n), rows, columns),
                               on_card,
-                              cache.geometry,
-                              {cache.card.as<std::byte>(), cache.block_bytes(), i % 32, 0},
+                              geometry,
+                              {pool.as<std::byte>(), block_bytes, i % kLayers, 0},
                               heads,
                               norm,
                               norm,
@@ -128,10 +131,10 @@ void bench_moves(int rows, int columns) {
 }
 
 void bench_fill() {
-  const size_t bytes = size_t(16) << 30;
+  const size_t bytes = size_t(8) << 30;
   const DeviceBytes big(bytes);
   const float ms = median_ms(3, [&] { fill_random(context(), big.data(), bytes / 2, 5, 0.02f); });
-  std::printf("fill_random              16 GiB %18.2f ms  %6.0f GB/s\n", double(ms),
+  std::printf("fill_random               8 GiB %18.2f ms  %6.0f GB/s\n", double(ms),
               double(bytes) / double(ms) / 1e6);
   // What the card copies today: the ceiling that the shares are of was measured another day.
   const size_t half = bytes / 2;
@@ -139,7 +142,7 @@ void bench_fill() {
     CUDA_CHECK(cudaMemcpyAsync(big.data(), big.as<std::byte>() + half, half, cudaMemcpyDeviceToDevice,
                                context().stream));
   });
-  std::printf("device copy              16 GiB read + written %5.2f ms  %6.0f GB/s\n", double(copy),
+  std::printf("device copy               8 GiB read + written %5.2f ms  %6.0f GB/s\n", double(copy),
               double(bytes) / double(copy) / 1e6);
 }
 

@@ -8,6 +8,9 @@
 
 #include "base/check.h"
 #include "tensor/tensor.h"
+#ifdef __CUDACC__
+#include "tensor/cuda/ptx/load.h"
+#endif
 
 namespace sluice::cuda {
 
@@ -47,10 +50,10 @@ __device__ __forceinline__ uint4 pack(const Float8& f) {
           pack_pair(f.v[6], f.v[7])};
 }
 
-// Of weights (never written after load) only: these reads may be moved before wait_for_previous().
+// Of weights (never written after load) only, so also before wait_for_previous().
 __device__ __forceinline__ Float8 load_weights(const float* at) {
-  const float4 a = __ldg(reinterpret_cast<const float4*>(at)),
-               b = __ldg(reinterpret_cast<const float4*>(at) + 1);
+  const auto* vectors = reinterpret_cast<const float4*>(at);
+  const float4 a = ptx::load_here(vectors), b = ptx::load_here(vectors + 1);
   return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
 #endif
