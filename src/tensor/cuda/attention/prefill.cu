@@ -13,6 +13,7 @@
 #include "tensor/cuda/device/launch.h"
 #include "tensor/cuda/ptx/barrier.h"
 #include "tensor/cuda/ptx/copy_async.h"
+#include "tensor/cuda/ptx/math.h"
 #include "tensor/cuda/ptx/mma.h"
 
 namespace sluice::cuda {
@@ -39,7 +40,7 @@ struct Job {
   int64_t q_stride, out_stride;
   const int32_t *positions, *table;
   int table_stride;
-  const std::byte* layer;  // of block 0
+  const __nv_bfloat16* layer;  // of block 0
   size_t block_bytes;
   int64_t value_offset;  // elements from a key to its value
   int block_tokens, heads, group, head_dim, window;
@@ -67,21 +68,24 @@ __device__ void load_queries(const Job& job, const Tile& tile, __nv_bfloat16* to
   }
 }
 
+// Where a token's keys of the tile's kv head begin, in elements from `layer`; -1: no row may see it.
+__device__ __forceinline__ int64_t place_of(const Job& job, const Tile& tile, int token) {
+  if (token < tile.first || token >= tile.end) return -1;
+  const int block = tile.blocks[token / job.block_tokens];
+  if (block < 0) return -1;
+  const int row = tile.head / job.group * job.block_tokens + token % job.block_tokens;
+  return block * int64_t(job.block_bytes / 2) + row * job.head_dim;
+}
+
 template <int kWidth>
-__device__ void load_tokens(const Job& job, const Tile& tile, int begin, __nv_bfloat16* keys,
-                            __nv_bfloat16* values) {
+__device__ void load_tokens(const Job& job, const int64_t* places, __nv_bfloat16* keys, __nv_bfloat16* values) {
   constexpr int kPieces = kWidth / 8;
-  const int kv_head = tile.head / job.group;
 #pragma unroll 4
   for (int c = int(threadIdx.x); c < Shape<kWidth>::kTokens * kPieces; c += kThreads) {
-    const int token = begin + c / kPieces, column = c % kPieces * 8;
-    const int block = token < tile.end ? tile.blocks[token / job.block_tokens] : -1;
-    const bool wanted = block >= 0 && token >= tile.first && column < job.head_dim;
-    const int row = kv_head * job.block_tokens + token % job.block_tokens;
-    const auto* from =
-        reinterpret_cast<const __nv_bfloat16*>(job.layer + size_t(wanted ? block : 0) * job.block_bytes) +
-        (wanted ? int64_t(row) * job.head_dim + column : 0);
-    const int at = c / kPieces * Shape<kWidth>::kPitch + column;
+    const int column = c % kPieces * 8, at = c / kPieces * Shape<kWidth>::kPitch + column;
+    const int64_t place = places[c / kPieces];
+    const bool wanted = place >= 0 && column < job.head_dim;
+    const __nv_bfloat16* from = job.layer + (wanted ? place + column : 0);
     ptx::copy_async_16(ptx::shared_address(keys + at), from, wanted);
     ptx::copy_async_16(ptx::shared_address(values + at), from + job.value_offset, wanted);
   }
@@ -116,7 +120,7 @@ struct Rows {
   static constexpr int kScoreTiles = S::kTokens / 8, kOutTiles = kWidth / 8, kSteps = kWidth / 16;
 
   float out[kOutTiles][4];
-  float highest[2], sum[2];  // scores are in base 2: scale * log2(e) * q·k
+  float highest[2], sum[2];  // of the scores as shape_scores leaves them; of their weights
   uint32_t queries[S::kQueriesInRegisters ? kSteps : 1][4];
 
   __device__ void begin(const __nv_bfloat16* q, int warp_row) {
@@ -150,43 +154,58 @@ struct Rows {
     }
   }
 
-  // Scale, cap and mask; `position` is that of the lane's first row.
+  // Cap and mask; `position` is that of the lane's first row. Capped scores are in base 2, others as they come.
   __device__ void shape_scores(const Job& job, int begin, int position, bool masks,
                                float (&s)[kScoreTiles][4]) {
-    const float scale = job.scale * kLog2e;
+    if (job.softcap > 0) {
+      const float inner = job.scale / job.softcap, outer = job.softcap * kLog2e;
+#pragma unroll
+      for (int t = 0; t < kScoreTiles; ++t) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[t][i] = outer * tanhf(s[t][i] * inner);
+      }
+    }
+    if (!masks) return;
+    const int lowest = job.window > 0 ? position - job.window + 1 : 0;
 #pragma unroll
     for (int t = 0; t < kScoreTiles; ++t) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        s[t][i] =
-            job.softcap > 0 ? job.softcap * kLog2e * tanhf(s[t][i] * job.scale / job.softcap) : s[t][i] * scale;
-        if (!masks) continue;
-        const int token = begin + t * 8 + int(threadIdx.x) % 4 * 2 + i % 2, at = position + i / 2 * 8;
-        if (token > at || (job.window > 0 && token <= at - job.window)) s[t][i] = -INFINITY;
+        const int token = begin + t * 8 + int(threadIdx.x) % 4 * 2 + i % 2;
+        if (token > position + i / 2 * 8 || token < lowest + i / 2 * 8) s[t][i] = -INFINITY;
       }
     }
   }
 
-  // Scores to weights; what was summed before is brought to the new maximum.
-  __device__ void weigh(float (&s)[kScoreTiles][4]) {
+  // Scores (times `factor`: base 2) to weights; what was summed before is brought to the new maximum.
+  __device__ void weigh(float factor, float (&s)[kScoreTiles][4]) {
+    float shrink[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float most = highest[r];
 #pragma unroll
       for (int t = 0; t < kScoreTiles; ++t) most = fmaxf(most, fmaxf(s[t][2 * r], s[t][2 * r + 1]));
       most = quad_max(most);
-      const float zero = most == -INFINITY ? 0 : most;  // nothing seen yet (a window that begins later)
-      const float shrink = exp2f(highest[r] - zero);
+      const float zero =
+          most == -INFINITY ? 0 : most * factor;  // nothing seen yet (a window that begins later)
+      shrink[r] = ptx::exp2_flushed(highest[r] * factor - zero);
       highest[r] = most;
       float added = 0;
 #pragma unroll
       for (int t = 0; t < kScoreTiles; ++t) {
-        s[t][2 * r] = exp2f(s[t][2 * r] - zero), s[t][2 * r + 1] = exp2f(s[t][2 * r + 1] - zero);
-        added += s[t][2 * r] + s[t][2 * r + 1];
-      }
-      sum[r] = sum[r] * shrink + added;
 #pragma unroll
-      for (int t = 0; t < kOutTiles; ++t) out[t][2 * r] *= shrink, out[t][2 * r + 1] *= shrink;
+        for (int i = 2 * r; i < 2 * r + 2; ++i) {
+          s[t][i] = ptx::exp2_flushed(s[t][i] * factor - zero);
+          added += s[t][i];
+        }
+      }
+      sum[r] = sum[r] * shrink[r] + added;
+    }
+    if (!__any_sync(0xffffffffu, shrink[0] != 1 || shrink[1] != 1)) return;  // the usual case in a long context
+#pragma unroll
+    for (int t = 0; t < kOutTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[t][i] *= shrink[i / 2];
     }
   }
 
@@ -236,25 +255,35 @@ __device__ void attend(const Job& job, const Tile& tile, __nv_bfloat16* shared) 
   const int stages = (tile.end - origin + S::kTokens - 1) / S::kTokens;
   const int position = tile.position + warp_row + int(threadIdx.x) % 32 / 4;
 
+  // Places are found two stages ahead of their use, by one thread per token.
+  __shared__ int64_t places[2][S::kTokens];
+  const bool finds = int(threadIdx.x) < S::kTokens;
+  if (finds) {
+    for (int i = 0; i < 2; ++i)
+      places[i][threadIdx.x] = place_of(job, tile, origin + i * S::kTokens + int(threadIdx.x));
+  }
   load_queries<kWidth>(job, tile, queries);
-  load_tokens<kWidth>(job, tile, origin, stage(0, false), stage(0, true));
+  __syncthreads();
+  load_tokens<kWidth>(job, places[0], stage(0, false), stage(0, true));
   ptx::copy_async_commit();
+  const float factor = job.softcap > 0 ? 1 : job.scale * kLog2e;
   Rows<kWidth> rows;
   for (int i = 0; i < stages; ++i) {
     const int begin = origin + i * S::kTokens;
-    if (i + 1 < stages)
-      load_tokens<kWidth>(job, tile, begin + S::kTokens, stage(i + 1, false), stage(i + 1, true));
+    if (i + 1 < stages) load_tokens<kWidth>(job, places[(i + 1) % 2], stage(i + 1, false), stage(i + 1, true));
     ptx::copy_async_commit();
+    const int64_t place = finds ? place_of(job, tile, begin + 2 * S::kTokens + int(threadIdx.x)) : 0;
     ptx::copy_async_wait<1>();
     __syncthreads();
     if (i == 0) rows.begin(queries, warp_row);
     float s[Rows<kWidth>::kScoreTiles][4];
     rows.score(queries, warp_row, stage(i, false), s);
+    if (finds) places[i % 2][threadIdx.x] = place;
     // Inside the diagonal and the window of all rows there is nothing to mask.
     const bool masks = begin + S::kTokens - 1 > tile.position ||
                        (job.window > 0 && begin <= tile.position + kTileRows - 1 - job.window);
     rows.shape_scores(job, begin, position, masks, s);
-    rows.weigh(s);
+    rows.weigh(factor, s);
     rows.add_values(s, stage(i, true));
     __syncthreads();  // this stage is overwritten next
   }
@@ -314,7 +343,8 @@ void prefill_general(const Context& context, const AttentionArgs& a, const Prefi
                    .positions = a.batch.positions,
                    .table = a.batch.tables[a.kv.group],
                    .table_stride = a.batch.table_stride,
-                   .layer = a.kv.pool + size_t(lie.layer_row(a.kv.layer_in_group)) * size_t(g.head_dim) * 2,
+                   .layer = reinterpret_cast<const __nv_bfloat16*>(a.kv.pool) +
+                            lie.layer_row(a.kv.layer_in_group) * g.head_dim,
                    .block_bytes = a.kv.block_bytes,
                    .value_offset = lie.value_rows() * g.head_dim,
                    .block_tokens = g.block_tokens,
