@@ -27,33 +27,51 @@ __device__ __forceinline__ void let_next_start() {
 // Kernels that want more than 48 KB of dynamic shared memory raise their limit once, before any capture
 // (cudaFuncSetAttribute in their `prepare`). `cluster` blocks along x share a cluster (more than 8: the kernel
 // allows cudaFuncAttributeNonPortableClusterSizeAllowed).
+// Blocks of a cluster (grid a multiple) run at the same time, on multiprocessors near each other.
 template <typename... Parameters, typename... Arguments>
-void launch_clusters(const Context& context, int cluster, void (*kernel)(Parameters...), dim3 grid, dim3 block,
-                     size_t shared_bytes, Arguments&&... arguments) {
+void launch_clusters(const Context& context, void (*kernel)(Parameters...), unsigned cluster, dim3 grid,
+                     dim3 block, size_t shared_bytes, Arguments&&... arguments) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = context.stream;
-  cudaLaunchAttribute attributes[2]{};
+  cudaLaunchAttribute attributes[2] = {};
   if (context.overlap_launches) {
     cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
   }
-  if (cluster > 0) {
-    cudaLaunchAttribute& dimension = attributes[config.numAttrs++];
-    dimension.id = cudaLaunchAttributeClusterDimension;
-    dimension.val.clusterDim = {unsigned(cluster), 1, 1};
+  if (cluster > 1) {
+    cudaLaunchAttribute& size = attributes[config.numAttrs++];
+    size.id = cudaLaunchAttributeClusterDimension;
+    size.val.clusterDim = {cluster, 1, 1};
   }
   config.attrs = attributes;
   CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
+// How many clusters of such a launch the card holds at a time.
+template <typename... Parameters>
+int max_clusters(void (*kernel)(Parameters...), int cluster, int block, size_t shared_bytes) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(cluster));
+  config.blockDim = dim3(unsigned(block));
+  config.dynamicSmemBytes = shared_bytes;
+  cudaLaunchAttribute dimension{};
+  dimension.id = cudaLaunchAttributeClusterDimension;
+  dimension.val.clusterDim = {unsigned(cluster), 1, 1};
+  config.attrs = &dimension;
+  config.numAttrs = 1;
+  int clusters = 0;
+  CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+  return clusters;
+}
+
 template <typename... Parameters, typename... Arguments>
 void launch(const Context& context, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
             Arguments&&... arguments) {
-  launch_clusters(context, 0, kernel, grid, block, shared_bytes, std::forward<Arguments>(arguments)...);
+  launch_clusters(context, kernel, 1, grid, block, shared_bytes, std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace sluice::cuda

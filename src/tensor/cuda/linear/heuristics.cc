@@ -6,14 +6,17 @@
 
 namespace sluice::cuda {
 
-// Ring of the streaming kernel. Two blocks fit on a multiprocessor (227 KB), so that the next product's first
-// stages are read while this one ends.
-constexpr int64_t kRingBytes = 108 * 1024;
+namespace {
+
+constexpr int64_t kRingBytes = 208 * 1024;
+
+}  // namespace
 
 int64_t stream_stage_bytes(const StreamConfig& c) { return int64_t(c.tile + c.rows) * c.depth * 2; }
-int64_t stream_shared_bytes(const StreamConfig& c) {
-  constexpr int64_t kAlignment = 1024, kBarriers = 1024;
-  return kAlignment + c.stages * stream_stage_bytes(c) + kBarriers;
+int64_t stream_shared_bytes(const StreamConfig& c, int compiled_tile) {
+  constexpr int64_t kBarriersAndAlignment = 2048, kRowBytes = 128;
+  // The tensor cores read a compiled tile's rows, so the last stage is followed by as many.
+  return kBarriersAndAlignment + c.stages * stream_stage_bytes(c) + (compiled_tile - c.tile) * kRowBytes;
 }
 
 LinearChoice choose_linear(const LinearShape& shape, int multiprocessors) {
@@ -22,17 +25,16 @@ LinearChoice choose_linear(const LinearShape& shape, int multiprocessors) {
   for (int rows : {128, 64, 32, 16, 8})
     if (shape.m <= rows) c.rows = rows;
   c.tile = c.rows <= 16 ? 64 : 128;
-  c.depth = 64;
-  c.multiprocessors = multiprocessors;
+  c.depth = c.rows <= 16 ? 128 : 64;
   c.stages = int(std::min<int64_t>(32, kRingBytes / stream_stage_bytes(c)));
-  c.prefetch = 16;
   return {LinearChoice::Way::stream, c};
 }
 
 std::string LinearChoice::text() const {
   if (way == Way::cublaslt) return "cublaslt";
-  return fmt::format("stream: {} rows, tile {} x {}, {} stages, {} ahead", stream.rows, stream.tile,
-                     stream.depth, stream.stages, stream.prefetch);
+  return fmt::format("stream: {} rows, {}tile {} x {}, {} peers, {} stages, {} ahead", stream.rows,
+                     stream.whole_tiles ? "whole " : "", stream.tile, stream.depth, stream.peers, stream.stages,
+                     stream.prefetch);
 }
 
 }  // namespace sluice::cuda

@@ -17,12 +17,13 @@ struct LinearShape {
 
 // How the streaming kernel (stream_gemm.h) runs.
 struct StreamConfig {
-  int rows = 0;             // m, padded: 8, 16, 32, 64 or 128
-  int tile = 0;             // rows of w that a thread block works on at a time
-  int depth = 0;            // columns of a stage
-  int stages = 0;           // of the ring in shared memory
-  int prefetch = 0;         // further stages a block asks for, into the L2, while the kernel before still runs
-  int multiprocessors = 0;  // thread blocks; the product's bytes are shared out evenly among them
+  int rows = 0;              // m, padded: 8, 16, 32, 64 or 128
+  int tile = 0;              // rows of w that a thread block works on at a time, a multiple of 8
+  int depth = 0;             // columns of a stage
+  int peers = 1;             // thread blocks that load x for each other
+  bool whole_tiles = false;  // a tile belongs to one thread block; else each gets the same number of stages
+  int stages = 0;            // of the ring in shared memory
+  int prefetch = 0;          // further stages that a block asks for, into the L2, before it waits for x
 
   bool operator==(const StreamConfig&) const = default;
 };
@@ -39,6 +40,6 @@ LinearChoice choose_linear(const LinearShape& shape, int multiprocessors);
 
 // Shared memory of the streaming kernel's block.
 int64_t stream_stage_bytes(const StreamConfig& c);
-int64_t stream_shared_bytes(const StreamConfig& c);
+int64_t stream_shared_bytes(const StreamConfig& c, int compiled_tile);
 
 }  // namespace sluice::cuda

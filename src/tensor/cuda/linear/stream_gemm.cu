@@ -8,29 +8,29 @@
 #include "tensor/cuda/device/launch.h"
 #include "tensor/cuda/device/tensor_map.h"
 #include "tensor/cuda/ptx/barrier.h"
+#include "tensor/cuda/ptx/cluster.h"
 #include "tensor/cuda/ptx/wgmma.h"
 
 namespace sluice::cuda {
 namespace {
 
-constexpr int kBox = 64;  // rows and columns of a box of w
-constexpr int kBoxBytes = kBox * kBox * 2;
+constexpr int kBox = 64;  // columns of a box: 128 bytes, the width of the swizzle
+constexpr int kRowBytes = kBox * 2;
 constexpr int kMaxTiles = 1 << 16;  // of a product
 constexpr int kMaxStages = 32;
-constexpr int64_t kMaxPartFloats = 128 * 128;  // of a tile
+constexpr int64_t kMaxPartFloats = 256 * 128;  // of a tile
 
 // What one kernel is compiled for: x's rows, 64-row blocks of a tile per warpgroup, warpgroups, boxes per
-// stage.
-template <int kRows_, int kBlocks_, int kGroups_, int kBoxes_>
+// stage, and thread blocks that work on neighbouring tiles in step and load x for each other.
+template <int kRows_, int kBlocks_, int kGroups_, int kBoxes_, int kPeers_>
 struct Shape {
-  static constexpr int kRows = kRows_, kBlocks = kBlocks_, kGroups = kGroups_, kBoxes = kBoxes_;
-  static constexpr int kTile = kBox * kBlocks * kGroups;
+  static constexpr int kRows = kRows_, kBlocks = kBlocks_, kGroups = kGroups_, kBoxes = kBoxes_,
+                       kPeers = kPeers_;
+  static constexpr int kTile = 64 * kBlocks * kGroups;  // at most
   static constexpr int kDepth = kBox * kBoxes;
   static constexpr int kConsumers = 128 * kGroups;
   static constexpr int kThreads = kConsumers + 32;
-  static constexpr int kInputBoxBytes = kRows * kBox * 2;
-  static constexpr int kWeightBytes = kTile * kDepth * 2;
-  static constexpr int kStageBytes = kWeightBytes + kInputBoxBytes * kBoxes;
+  static constexpr int kInputBoxBytes = kRows * kRowBytes;
   static constexpr int kSums = kRows / 2;  // of a thread and 64-row block
 };
 
@@ -38,27 +38,48 @@ struct Job {
   void* out;
   int64_t out_stride;
   const float* bias;  // or null
-  float* parts;       // [block][2][tile's sums]
-  int* arrived;       // [tile], zero before and after
+  float* parts;       // [thread block][2][tile's sums]
+  int* arrived;       // [tile][peer], zero before and after
   int m, n;
-  int tile_units;  // units of a tile
+  int tile;  // rows of w; those up to the compiled size are computed from whatever lies behind, and dropped
+  int tile_units;  // units of a tile (of the peers' tiles together)
   int units;       // of the product
+  int share_step;  // 1: a tile may be shared by teams; tile_units: never
   int stages, prefetch;
   bool f32;
 };
 
-// Which units a block owns.
+// Which units a team of peers owns.
 struct Shares {
-  int64_t units, blocks;
+  int64_t units, teams, step;
 
-  __device__ int begin(int block) const { return int(block * units / blocks); }
-  __device__ int owner(int unit) const { return int(((unit + 1) * blocks - 1) / units); }
+  __device__ explicit Shares(const Job& job, int peers)
+      : units(job.units), teams(int(gridDim.x) / peers), step(job.share_step) {}
+  __device__ int begin(int team) const { return int(team * (units / step) / teams * step); }
+  __device__ int owner(int unit) const { return int(((unit + 1) * teams - 1) / units); }  // where step is 1
 };
 
 struct Barriers {
   uint64_t full[kMaxStages];
   uint64_t empty[kMaxStages];
   int last_to_arrive;
+};
+
+// The stages in shared memory: per box of columns the tile's rows, then per box x's rows.
+template <typename S>
+struct Ring {
+  uint8_t* stages;
+  Barriers* barriers;
+  int tile;
+
+  __device__ int weight_box_bytes() const { return tile * kRowBytes; }
+  __device__ int stage_bytes() const { return S::kBoxes * (weight_box_bytes() + S::kInputBoxBytes); }
+  __device__ uint8_t* weights(int slot, int box) const {
+    return stages + slot * stage_bytes() + box * weight_box_bytes();
+  }
+  __device__ uint8_t* inputs(int slot, int box) const {
+    return stages + slot * stage_bytes() + S::kBoxes * weight_box_bytes() + box * S::kInputBoxBytes;
+  }
 };
 
 // Where in the ring a unit goes, counted from the block's first.
@@ -70,60 +91,59 @@ struct Place {
   }
 };
 
-// One thread. Weights may be read before the kernel before is done (they do not change after load), inputs may
-// not.
+// One thread. Weights may be read before the kernel before is done (they do not change after load), x may not.
 template <typename S>
 struct Producer {
   const CUtensorMap* weights;
   const CUtensorMap* inputs;
-  uint8_t* ring;
-  Barriers* barriers;
-  int tile_units;
+  const Job& job;
+  Ring<S> ring;
+  int peer;
   uint64_t policy = ptx::evict_first_policy();
 
+  __device__ int first_row(int unit) const { return (unit / job.tile_units * S::kPeers + peer) * job.tile; }
+  __device__ int first_column(int unit) const { return unit % job.tile_units * S::kDepth; }
+
   __device__ void load_weights(int slot, int unit) const {
-    const int tile = unit / tile_units, k = unit % tile_units;
-    uint64_t* full = &barriers->full[slot];
-    ptx::barrier_expect_bytes(full, S::kStageBytes);
-#pragma unroll
-    for (int row = 0; row < S::kTile / kBox; ++row)
-#pragma unroll
-      for (int box = 0; box < S::kBoxes; ++box)
-        ptx::copy_box(ring + slot * S::kStageBytes + (row * S::kBoxes + box) * kBoxBytes, weights, full,
-                      k * S::kDepth + box * kBox, tile * S::kTile + row * kBox, policy);
-  }
-  __device__ void prefetch_weights(int unit) const {
-    const int tile = unit / tile_units, k = unit % tile_units;
-#pragma unroll
-    for (int row = 0; row < S::kTile / kBox; ++row)
-#pragma unroll
-      for (int box = 0; box < S::kBoxes; ++box)
-        ptx::prefetch_box(weights, k * S::kDepth + box * kBox, tile * S::kTile + row * kBox);
-  }
-  __device__ void load_inputs(int slot, int unit) const {
-    const int k = unit % tile_units;
+    uint64_t* full = &ring.barriers->full[slot];
+    ptx::barrier_expect_bytes(full, uint32_t(ring.stage_bytes()));
 #pragma unroll
     for (int box = 0; box < S::kBoxes; ++box)
-      ptx::copy_box(ring + slot * S::kStageBytes + S::kWeightBytes + box * S::kInputBoxBytes, inputs,
-                    &barriers->full[slot], k * S::kDepth + box * kBox, 0);
+      ptx::copy_box(ring.weights(slot, box), weights, full, first_column(unit) + box * kBox, first_row(unit),
+                    policy);
+  }
+  __device__ void prefetch_weights(int unit) const {
+#pragma unroll
+    for (int box = 0; box < S::kBoxes; ++box)
+      ptx::prefetch_box(weights, first_column(unit) + box * kBox, first_row(unit));
+  }
+  __device__ void load_inputs(int slot, int unit) const {
+    constexpr int kShare = S::kRows / S::kPeers;
+#pragma unroll
+    for (int box = 0; box < S::kBoxes; ++box) {
+      uint8_t* to = ring.inputs(slot, box) + peer * kShare * kRowBytes;
+      const int column = first_column(unit) + box * kBox;
+      if constexpr (S::kPeers == 1)
+        ptx::copy_box(to, inputs, &ring.barriers->full[slot], column, 0);
+      else
+        ptx::copy_box_to_cluster(to, inputs, &ring.barriers->full[slot], column, peer * kShare,
+                                 (1 << S::kPeers) - 1);
+    }
   }
 
-  __device__ void run(int begin, int end, int stages, int prefetch) const {
-    const int head = min(end, begin + stages);
+  __device__ void run(int begin, int end) const {
+    const int head = min(end, begin + job.stages);
     for (int unit = begin; unit < head; ++unit) load_weights(unit - begin, unit);
-    for (int unit = head; unit < min(end, head + prefetch); ++unit) prefetch_weights(unit);
+    for (int unit = head; unit < min(end, head + job.prefetch); ++unit) prefetch_weights(unit);
     wait_for_previous();
     for (int unit = begin; unit < head; ++unit) load_inputs(unit - begin, unit);
     Place place;
     for (int unit = head; unit < end; ++unit) {
-      ptx::barrier_wait(&barriers->empty[place.slot], place.round);
+      ptx::barrier_wait(&ring.barriers->empty[place.slot], place.round);
       load_weights(place.slot, unit);
       load_inputs(place.slot, unit);
-      place.next(stages);
+      place.next(job.stages);
     }
-    // Late on purpose: what the next kernel prefetches is to fill the time in which this one joins its last
-    // tiles.
-    let_next_start();
   }
 };
 
@@ -132,30 +152,34 @@ template <typename S>
 struct Consumer {
   const Job& job;
   const Shares shares;
-  const uint8_t* ring;
-  Barriers* barriers;
+  const Ring<S> ring;
+  const int team, peer;
   const int thread = int(threadIdx.x);
   const int group = thread / 128;
 
   float sums[S::kBlocks][S::kSums];
 
   __device__ void multiply(int slot) {
-    const uint32_t stage = ptx::shared_address(ring) + uint32_t(slot * S::kStageBytes);
 #pragma unroll
     for (int box = 0; box < S::kBoxes; ++box) {
-      const uint64_t x = ptx::swizzled_factor(stage + S::kWeightBytes + box * S::kInputBoxBytes);
+      const uint64_t x = ptx::swizzled_factor(ptx::shared_address(ring.inputs(slot, box)));
+      const uint32_t rows =
+          ptx::shared_address(ring.weights(slot, box)) + uint32_t(group * S::kBlocks * 64 * kRowBytes);
 #pragma unroll
       for (int piece = 0; piece < kBox / 16; ++piece)
 #pragma unroll
         for (int block = 0; block < S::kBlocks; ++block) {
-          const int row = group * S::kBlocks + block;
-          const uint64_t w = ptx::swizzled_factor(stage + uint32_t((row * S::kBoxes + box) * kBoxBytes));
+          const uint64_t w = ptx::swizzled_factor(rows + block * 64 * kRowBytes);
           ptx::wgmma<S::kRows>(sums[block], w + piece * ptx::kPieceStep, x + piece * ptx::kPieceStep);
         }
     }
   }
   __device__ void release(int slot) const {
-    if (thread % 32 == 0) ptx::barrier_arrive(&barriers->empty[slot]);
+    if (thread % 32 != 0) return;
+    ptx::barrier_arrive(&ring.barriers->empty[slot]);
+#pragma unroll
+    for (int other = 1; other < S::kPeers; ++other)
+      ptx::barrier_arrive_at(&ring.barriers->empty[slot], (peer + other) % S::kPeers);
   }
   __device__ void wait_for_each_other() const {
     asm volatile("bar.sync 1, %0;" ::"n"(S::kConsumers) : "memory");
@@ -172,7 +196,7 @@ struct Consumer {
 #pragma unroll
         for (float& sum : sums[b]) sum = 0;
       for (int i = 0; i < count; ++i) {
-        ptx::barrier_wait(&barriers->full[place.slot], place.round);
+        ptx::barrier_wait(&ring.barriers->full[place.slot], place.round);
         ptx::wgmma_fence();
         multiply(place.slot);
         ptx::wgmma_commit();
@@ -188,51 +212,63 @@ struct Consumer {
     }
   }
 
-  // A block has at most two partial tiles: one that it did not begin, and one that it began.
-  __device__ float4* part(int block, bool began) const {
+  // A team has at most two partial tiles: one that it did not begin, and one that it began.
+  __device__ float4* part(int of_team, bool began) const {
     constexpr int64_t kFloats = int64_t(S::kTile) * S::kRows;
-    return reinterpret_cast<float4*>(job.parts + (int64_t(block) * 2 + began) * kFloats) + thread;
+    return reinterpret_cast<float4*>(job.parts + (int64_t(of_team * S::kPeers + peer) * 2 + began) * kFloats) +
+           thread;
   }
-  // Leaves this block's part for the others; true: all are there, and `sums` is their sum, in the order of k.
+  // Leaves this team's part for the others; true: all are there, and `sums` is their sum, in the order of k.
   __device__ bool join(int tile) {
-    constexpr int kChunk = S::kSums < 16 ? S::kSums : S::kSums < 64 ? 16 : 4;
-    const int me = int(blockIdx.x);
     const int first = shares.owner(tile * job.tile_units), last = shares.owner((tile + 1) * job.tile_units - 1);
-    float4* mine = part(me, me == first);
+    int* arrived = &job.arrived[tile * S::kPeers + peer];
+    float4* mine = part(team, team == first);
 #pragma unroll
     for (int b = 0; b < S::kBlocks; ++b)
 #pragma unroll
       for (int i = 0; i < S::kSums; i += 4)
         __stcg(mine + (b * S::kSums + i) / 4 * S::kConsumers,
                make_float4(sums[b][i], sums[b][i + 1], sums[b][i + 2], sums[b][i + 3]));
-    __threadfence();
     wait_for_each_other();
-    if (thread == 0) {
-      barriers->last_to_arrive = atomicAdd(&job.arrived[tile], 1) == last - first;
-      if (barriers->last_to_arrive) job.arrived[tile] = 0;  // for the next product
+    if (thread == 0) {  // its fences speak for all, who met at the barrier
+      __threadfence();
+      ring.barriers->last_to_arrive = atomicAdd(arrived, 1) == last - first;
+      if (ring.barriers->last_to_arrive) *arrived = 0;  // for the next product
       __threadfence();
     }
     wait_for_each_other();
-    if (!barriers->last_to_arrive) return false;
+    if (!ring.barriers->last_to_arrive) return false;
+    if (team > first) add_parts_before(first);
+    for (int from = team + 1; from <= last; ++from) {
+      const float4* theirs = part(from, false);
+#pragma unroll
+      for (int b = 0; b < S::kBlocks; ++b)
+#pragma unroll
+        for (int i = 0; i < S::kSums; i += 4) {
+          const float4 v = __ldcg(theirs + (b * S::kSums + i) / 4 * S::kConsumers);
+          sums[b][i] += v.x, sums[b][i + 1] += v.y, sums[b][i + 2] += v.z, sums[b][i + 3] += v.w;
+        }
+    }
+    return true;
+  }
+  __device__ void add_parts_before(int first) {
+    constexpr int kChunk = S::kSums < 32 ? S::kSums : 32;
 #pragma unroll
     for (int b = 0; b < S::kBlocks; ++b)
 #pragma unroll
       for (int i = 0; i < S::kSums; i += kChunk) {
-        float sum[kChunk] = {};
-        for (int block = first; block <= last; ++block) {
-          const float4* theirs = part(block, block == first);
+        float before[kChunk] = {};
+        for (int from = first; from < team; ++from) {
+          const float4* theirs = part(from, from == first);
 #pragma unroll
           for (int e = 0; e < kChunk; e += 4) {
-            const float4 v = block == me ? make_float4(sums[b][i + e], sums[b][i + e + 1], sums[b][i + e + 2],
-                                                       sums[b][i + e + 3])
-                                         : __ldcg(theirs + (b * S::kSums + i + e) / 4 * S::kConsumers);
-            sum[e] += v.x, sum[e + 1] += v.y, sum[e + 2] += v.z, sum[e + 3] += v.w;
+            const float4 v = __ldcg(theirs + (b * S::kSums + i + e) / 4 * S::kConsumers);
+            before[e] += v.x, before[e + 1] += v.y, before[e + 2] += v.z, before[e + 3] += v.w;
           }
         }
 #pragma unroll
-        for (int e = 0; e < kChunk; ++e) sums[b][i + e] = sum[e];
+        for (int e = 0; e < kChunk; ++e) sums[b][i + e] += before[e];
       }
-    return true;
   }
 
   template <typename Out>
@@ -242,8 +278,9 @@ struct Consumer {
     for (int b = 0; b < S::kBlocks; ++b)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int column = tile * S::kTile + (group * S::kBlocks + b) * kBox + warp * 16 + lane / 4 + half * 8;
-        if (column >= job.n) continue;
+        const int row_of_tile = (group * S::kBlocks + b) * 64 + warp * 16 + lane / 4 + half * 8;
+        const int column = (tile * S::kPeers + peer) * job.tile + row_of_tile;
+        if (row_of_tile >= job.tile || column >= job.n) continue;
         const float bias = job.bias ? job.bias[column] : 0;
 #pragma unroll
         for (int i = half * 2; i < S::kSums; i += 4)
@@ -263,55 +300,69 @@ struct Consumer {
 };
 
 template <typename S>
-__global__ void __launch_bounds__(S::kThreads, 2)
+__global__ void __launch_bounds__(S::kThreads, 1)
     stream_gemm_kernel(const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap inputs,
-                       Job job) {
+                       const __grid_constant__ Job job) {
   extern __shared__ uint8_t shared[];
-  uint8_t* ring = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(shared) + 1023) & ~uintptr_t(1023));
-  auto* barriers = reinterpret_cast<Barriers*>(ring + job.stages * S::kStageBytes);
+  Ring<S> ring;
+  ring.tile = job.tile;
+  ring.barriers = reinterpret_cast<Barriers*>(shared);
+  ring.stages = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(shared) + sizeof(Barriers) + 1023) &
+                                           ~uintptr_t(1023));
 
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < job.stages; ++i) {
-      ptx::barrier_init(&barriers->full[i], 1);
-      ptx::barrier_init(&barriers->empty[i], S::kConsumers / 32);
-    }
+  let_next_start();
+  if (threadIdx.x == S::kConsumers) {
+    ptx::prefetch_map(&weights);
+    ptx::prefetch_map(&inputs);
+  }
+  if (threadIdx.x < unsigned(job.stages)) {
+    ptx::barrier_init(&ring.barriers->full[threadIdx.x], 1);
+    ptx::barrier_init(&ring.barriers->empty[threadIdx.x], S::kConsumers / 32 * S::kPeers);
     ptx::barrier_init_fence();
   }
-  __syncthreads();
+  if constexpr (S::kPeers == 1)
+    __syncthreads();
+  else
+    ptx::cluster_sync();
 
-  const Shares shares{job.units, int(gridDim.x)};
-  const int begin = shares.begin(int(blockIdx.x)), end = shares.begin(int(blockIdx.x) + 1);
+  const int team = int(blockIdx.x) / S::kPeers, peer = int(blockIdx.x) % S::kPeers;
+  const Shares shares(job, S::kPeers);
+  const int begin = shares.begin(team), end = shares.begin(team + 1);
   if (threadIdx.x >= S::kConsumers) {
-    if (threadIdx.x == S::kConsumers)
-      Producer<S>{&weights, &inputs, ring, barriers, job.tile_units}.run(begin, end, job.stages, job.prefetch);
+    if (threadIdx.x == S::kConsumers) Producer<S>{&weights, &inputs, job, ring, peer}.run(begin, end);
   } else {
     wait_for_previous();
-    Consumer<S>{job, shares, ring, barriers}.run(begin, end);
+    Consumer<S>{job, shares, ring, team, peer}.run(begin, end);
   }
+  if constexpr (S::kPeers > 1) ptx::cluster_sync();  // a peer may still write or arrive here
 }
 
 using Kernel = void (*)(CUtensorMap, CUtensorMap, Job);
 struct Instance {
-  int rows, tile, depth, threads;
+  int rows, tile, depth, peers, threads;
   Kernel kernel;
 };
-template <int kRows, int kBlocks, int kGroups, int kBoxes>
+template <int kRows, int kBlocks, int kGroups, int kBoxes, int kPeers>
 Instance instance() {
-  using S = Shape<kRows, kBlocks, kGroups, kBoxes>;
-  return {S::kRows, S::kTile, S::kDepth, S::kThreads, stream_gemm_kernel<S>};
+  using S = Shape<kRows, kBlocks, kGroups, kBoxes, kPeers>;
+  return {S::kRows, S::kTile, S::kDepth, S::kPeers, S::kThreads, stream_gemm_kernel<S>};
 }
 std::span<const Instance> instances();
 
+// The one with the smallest tile that suffices.
 const Instance* find(const StreamConfig& c) {
+  const Instance* found = nullptr;
   for (const Instance& i : instances())
-    if (i.rows == c.rows && i.tile == c.tile && i.depth == c.depth) return &i;
-  return nullptr;
+    if (i.rows == c.rows && i.tile >= c.tile && i.depth == c.depth && i.peers == c.peers &&
+        (!found || i.tile < found->tile))
+      found = &i;
+  return found;
 }
 
 }  // namespace
 
 bool stream_gemm_supports(const StreamConfig& c) {
-  return find(c) && c.stages >= 2 && c.stages <= kMaxStages && c.prefetch >= 0;
+  return find(c) && c.tile > 0 && c.tile % 8 == 0 && c.stages >= 2 && c.stages <= kMaxStages && c.prefetch >= 0;
 }
 bool stream_gemm_supports(const LinearArgs& a) {
   return a.x.rows > 0 && a.x.rows <= 128 && a.x.cols % 8 == 0 && a.x.stride % 8 == 0 &&
@@ -328,19 +379,16 @@ size_t stream_gemm_workspace_bytes(int multiprocessors) {
   return kMaxTiles * sizeof(int) + size_t(multiprocessors) * 2 * kMaxPartFloats * sizeof(float);
 }
 
-CUtensorMap stream_gemm_weight_map(const void* w, int64_t n, int64_t k) {
-  return tensor_map_bf16(w, n, k, k, kBox, kBox, 128);
-}
-
-void stream_gemm(const Context& context, const LinearArgs& a, const CUtensorMap& weight_map,
-                 const StreamConfig& config, void* workspace) {
+void stream_gemm(const Context& context, const LinearArgs& a, const void* weights, const StreamConfig& config,
+                 void* workspace) {
   const Instance* instance = find(config);
   const int64_t m = a.x.rows, n = a.out.cols, k = a.x.cols;
   CHECK(instance && stream_gemm_supports(config) && stream_gemm_supports(a));
   CHECK(m <= config.rows && a.out.rows == m && a.w.rows == n && a.w.cols == k);
-  const int64_t tiles = (n + config.tile - 1) / config.tile, tile_units = (k + config.depth - 1) / config.depth;
-  CHECK(tiles <= kMaxTiles && tiles * tile_units < int64_t(1) << 31 &&
-        config.tile * config.rows <= kMaxPartFloats);
+  const int64_t team_tile = int64_t(config.tile) * config.peers, tiles = (n + team_tile - 1) / team_tile;
+  const int64_t tile_units = (k + config.depth - 1) / config.depth;
+  CHECK(tiles * config.peers <= kMaxTiles && tiles * tile_units < int64_t(1) << 31);
+  CHECK(instance->tile * config.rows <= kMaxPartFloats);
 
   Job job{};
   job.out = a.out.data;
@@ -350,25 +398,33 @@ void stream_gemm(const Context& context, const LinearArgs& a, const CUtensorMap&
   job.parts = reinterpret_cast<float*>(job.arrived + kMaxTiles);
   job.m = int(m);
   job.n = int(n);
+  job.tile = config.tile;
   job.tile_units = int(tile_units);
   job.units = int(tiles * tile_units);
+  job.share_step = config.whole_tiles ? job.tile_units : 1;
   job.stages = config.stages;
   job.prefetch = config.prefetch;
   job.f32 = a.out.dtype == DType::f32;
-  const CUtensorMap inputs = tensor_map_bf16(a.x.data, m, k, a.x.stride, config.rows, kBox, 128);
-  const unsigned blocks = unsigned(std::min<int64_t>(job.units, context.multiprocessors));
-  launch(context, instance->kernel, dim3(blocks), dim3(unsigned(instance->threads)),
-         size_t(stream_shared_bytes(config)), weight_map, inputs, job);
+  const CUtensorMap weight_map = tensor_map_bf16(weights, n, k, k, config.tile, kBox, 128);
+  const CUtensorMap input_map =
+      tensor_map_bf16(a.x.data, m, k, a.x.stride, config.rows / config.peers, kBox, 128);
+  const int64_t teams = std::min<int64_t>(job.units / job.share_step, context.multiprocessors / config.peers);
+  launch_clusters(context, instance->kernel, unsigned(config.peers), dim3(unsigned(teams * config.peers)),
+                  dim3(unsigned(instance->threads)), size_t(stream_shared_bytes(config, instance->tile)),
+                  weight_map, input_map, job);
 }
 
 namespace {
 
-// What exists. Rows of x, 64-row blocks per warpgroup, warpgroups, boxes per stage.
+// What exists. Rows of x, 64-row blocks per warpgroup, warpgroups, boxes per stage, peers.
 std::span<const Instance> instances() {
   static const Instance list[] = {
-      instance<8, 1, 1, 1>(),  instance<8, 1, 1, 2>(),  instance<8, 2, 1, 1>(),
-      instance<16, 1, 1, 1>(), instance<16, 1, 1, 2>(), instance<16, 2, 1, 1>(),
-      instance<32, 2, 1, 1>(), instance<64, 2, 1, 1>(), instance<128, 1, 2, 1>(),
+      instance<8, 1, 1, 1, 1>(),   instance<8, 1, 1, 2, 1>(),   instance<8, 2, 1, 1, 1>(),
+      instance<8, 2, 1, 2, 1>(),   instance<16, 1, 1, 1, 1>(),  instance<16, 1, 1, 2, 1>(),
+      instance<16, 2, 1, 1, 1>(),  instance<16, 1, 1, 2, 2>(),  instance<32, 2, 1, 1, 1>(),
+      instance<32, 2, 1, 1, 2>(),  instance<64, 2, 1, 1, 1>(),  instance<64, 2, 1, 1, 2>(),
+      instance<64, 2, 2, 1, 1>(),  instance<128, 1, 2, 1, 1>(), instance<128, 1, 2, 1, 2>(),
+      instance<128, 2, 2, 1, 1>(),
   };
   return list;
 }

@@ -9,8 +9,6 @@
 // rows alone.
 #pragma once
 
-#include <cuda.h>
-
 #include "tensor/backend.h"
 #include "tensor/cuda/device/context.h"
 #include "tensor/cuda/linear/heuristics.h"
@@ -27,11 +25,8 @@ void stream_gemm_prepare();
 // Workspace, zero-filled by the caller once and left as it was found: one suffices for all products of a
 // stream.
 size_t stream_gemm_workspace_bytes(int multiprocessors);
-// Per weight, kept by the caller. `w` is bf16 [n, k], row-major, 16-byte aligned.
-CUtensorMap stream_gemm_weight_map(const void* w, int64_t n, int64_t k);
-
-// Enqueues the product. a.w's parts are not read: the weight is what `weight_map` was made of.
-void stream_gemm(const Context& context, const LinearArgs& a, const CUtensorMap& weight_map,
-                 const StreamConfig& config, void* workspace);
+// Enqueues the product. `weights` is bf16 [n, k], row-major, 16-byte aligned (a.w's parts are not read).
+void stream_gemm(const Context& context, const LinearArgs& a, const void* weights, const StreamConfig& config,
+                 void* workspace);
 
 }  // namespace sluice::cuda

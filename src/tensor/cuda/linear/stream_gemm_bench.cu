@@ -24,6 +24,13 @@ __global__ void fill(uint32_t* p, size_t n, uint32_t seed) {
   }
 }
 
+// Stands for the small ops between the products: reads a row of what came before, writes one.
+__global__ void small(const uint32_t* in, uint32_t* out) {
+  let_next_start();
+  wait_for_previous();
+  out[threadIdx.x] = in[threadIdx.x] & 0x3fff3fffu;
+}
+
 struct Bench {
   DeviceBytes weights{size_t(15) << 30};
   DeviceBytes x{128 * 14336 * 2};
@@ -42,7 +49,7 @@ struct Bench {
     Weight w;
     w.rows = n;
     w.cols = k;
-    const CUtensorMap map = stream_gemm_weight_map(weights.as<char>() + offset, n, k);
+    const void* map = weights.as<char>() + offset;
     stream_gemm(
         on,
         {bf16_tensor(x.data(), m, k), w, nullptr, Tensor{out.data(), f32 ? DType::f32 : DType::bf16, m, n, n}},
@@ -54,15 +61,17 @@ struct Bench {
     const int count = int(std::max<size_t>(4, (size_t(3) << 30) / bytes));
     return 1000 * graph_ms(count, 5, [&](int i) { enqueue(m, n, k, f32, size_t(i) * bytes, c, on); });
   }
-  // The four products of each of 32 layers; ms of all.
+  // The four products of each of 32 layers, and so many small kernels after each; ms of all.
   template <typename F>
-  float chain_ms(int64_t m, const F& config_of) {
+  float chain_ms(int64_t m, const F& config_of, int between = 0) {
     return graph_ms(1, 5, [&](int) {
       size_t offset = 0;
       for (int layer = 0; layer < 32; ++layer)
         for (auto [n, k] : {std::pair{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}}) {
           enqueue(m, n, k, false, offset, config_of(n, k));
           offset += size_t(n) * size_t(k) * 2;
+          for (int i = 0; i < between; ++i)
+            launch(context(), small, dim3(1), dim3(1024), 0, out.as<uint32_t>(), x.as<uint32_t>());
         }
     });
   }
@@ -99,8 +108,10 @@ void table(Bench& bench, int64_t m) {
 
 // Which tile, depth, ring and prefetch: one line per variant, us per shape and the chain's ms.
 void variants(Bench& bench, int64_t m) {
-  std::printf("m %d, us: qkv, o, gate+up, down; ms of 32 layers (floor %.2f)\n", int(m),
-              32 * 436.2e6 / kCeiling * 1e3);
+  std::printf(
+      "m %d, us: qkv, o, gate+up, down; ms of 32 layers with 0, 1, 2 small kernels after each product (floor "
+      "%.2f)\n",
+      int(m), 32 * 436.2e6 / kCeiling * 1e3);
   const StreamConfig base = choose_linear({m, 4096, 4096, DType::bf16}, context().multiprocessors).stream;
   const auto line = [&](int tile, int depth, int ring_kb, int prefetch) {
     const StreamConfig c = with(base, tile, depth, ring_kb, prefetch);
@@ -108,7 +119,10 @@ void variants(Bench& bench, int64_t m) {
     std::printf("  tile %3d x %3d, %2d stages, %2d ahead:", tile, depth, c.stages, prefetch);
     for (const Row& r : kRows)
       if (!r.f32) std::printf(" %7.2f", bench.shape_us(m, r.n, r.k, r.f32, c));
-    std::printf("  %.3f\n", bench.chain_ms(m, [&](int, int) { return c; }));
+    for (int between : {0, 1, 2})
+      std::printf("  %.3f", bench.chain_ms(
+                                m, [&](int, int) { return c; }, between));
+    std::printf("\n");
     std::fflush(stdout);
   };
   for (auto [tile, depth] : {std::pair{64, 64}, {64, 128}, {128, 64}})
