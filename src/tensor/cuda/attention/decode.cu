@@ -64,13 +64,23 @@ struct TileLayout {
   }
 };
 
-// Where a CTA is in its share.
+// Where a CTA is in its share: at a fragment.
 struct Walk {
   int entry, head, chunk, left;
+  bool cut;  // the fragment is the share's cut head, and the rest is still to come
   DecodeEntry e;
 
-  __device__ explicit Walk(const DecodeShare& s)
-      : entry(s.entry), head(s.head), chunk(s.chunk), left(s.count), e(s.first) {}
+  __device__ explicit Walk(const DecodeShare& s) {
+    cut = s.cut_count > 0;
+    if (cut)
+      entry = s.cut_entry, head = s.cut_head, chunk = 0, left = s.cut_count, e = s.cut;
+    else
+      begin(s);
+  }
+  __device__ void begin(const DecodeShare& s) {
+    cut = false;
+    entry = s.entry, head = s.head, chunk = s.chunk, left = s.count, e = s.first;
+  }
   __device__ bool done() const { return left <= 0; }
   __device__ int chunks() const { return min(left, e.chunks - chunk); }  // of this fragment
   __device__ int start() const { return e.begin / kTileTokens * kTileTokens + chunk * kDecodeChunk; }
@@ -78,6 +88,7 @@ struct Walk {
     return (min(e.end, start() + chunks() * kDecodeChunk) - start() + kTileTokens - 1) / kTileTokens;
   }
   __device__ void advance(const DecodeArgs& a) {
+    if (cut) return begin(a.shares[blockIdx.x]);
     left -= chunks();
     chunk = 0;
     if (++head == a.kv_heads) {
@@ -101,28 +112,32 @@ struct Loader {
   uint32_t ring;            // this warp's
   int slot = 0;
 
-  __device__ Loader(const DecodeShare& share, uint32_t ring) : at(share), ring(ring) { enter(); }
+  __device__ Loader(const DecodeArgs& a, const DecodeShare& share, uint32_t ring) : at(share), ring(ring) {
+    enter(a);
+  }
 
-  __device__ void enter() {
+  __device__ void enter(const DecodeArgs& a) {
     tile = 0;
     tiles = at.done() ? 0 : max(0, at.tiles() - int(threadIdx.x) / 32 + kWarps - 1) / kWarps;
+    look_up(a);
   }
   __device__ int position(int t) const {
     return at.start() + (t * kWarps + int(threadIdx.x) / 32) * kTileTokens;
   }
+  __device__ void look_up(const DecodeArgs& a) {
+    const int t = tile + int(threadIdx.x) % 32;
+    if (t < tiles) blocks = a.table[int64_t(at.e.sequence) * a.table_stride + (position(t) >> a.block_shift)];
+  }
 
   // Starts the next tile's copies, if there is one; always ends a group, so that groups count tiles.
   __device__ void next(const DecodeArgs& a) {
-    const int lane = int(threadIdx.x) % 32;
     while (tile >= tiles && !at.done()) {
       at.advance(a);
-      enter();
+      enter(a);
     }
     if (!at.done()) {
-      if (tile % 32 == 0 && tile + lane < tiles)
-        blocks = a.table[int64_t(at.e.sequence) * a.table_stride + (position(tile + lane) >> a.block_shift)];
       copy_tile(a, __shfl_sync(~0u, blocks, tile % 32), position(tile));
-      ++tile;
+      if (++tile % 32 == 0) look_up(a);
     }
     ptx::copy_async_commit();
     slot = slot + 1 == stages ? 0 : slot + 1;
@@ -268,6 +283,9 @@ struct Meeting {
       : sums(reinterpret_cast<float*>(memory)),
         softmax(reinterpret_cast<float2*>(sums + kWarps * group * kPitch)) {}
 
+  __device__ float* row(const DecodeArgs& a, int warp, int head) const {
+    return sums + (warp * a.group + head) * kPitch;
+  }
   __device__ void put(const DecodeArgs& a, Attend<width, columns>& w) {
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
 #pragma unroll
@@ -280,11 +298,11 @@ struct Meeting {
         for (int other = 4; other < 32; other *= 2) sum += __shfl_xor_sync(~0u, sum, other);
         if (lane < 4) softmax[warp * columns * 8 + head] = {w.highest[n][j], sum};
         if (head >= a.group) continue;
-        float* row = sums + (warp * a.group + head) * kPitch + lane / 4;
+        float* to = row(a, warp, head) + lane / 4;
 #pragma unroll
         for (int k = 0; k < Attend<width, columns>::kSteps; ++k) {
-          row[k * 16] = w.o[n][k][j];
-          row[k * 16 + 8] = w.o[n][k][j + 2];
+          to[k * 16] = w.o[n][k][j];
+          to[k * 16 + 8] = w.o[n][k][j + 2];
         }
       }
     }
@@ -314,72 +332,96 @@ __device__ void store_row(const DecodeArgs& a, const Walk& w, int head, int d, c
                                    ptx::pack_bf16(x.o.z * norm, x.o.w * norm)};
 }
 
-// All pieces of a head, in order. Eight at a time, to have their loads in flight together.
-template <int width>
-__device__ void join_pieces(const DecodeArgs& a, const Walk& w, int quota, int first, int pieces,
-                            int first_slot) {
-  constexpr int kTogether = 8;
+// The warps' results at the meeting place, joined: `use(head, d, joined)` for every four values of a head.
+template <int width, int columns, typename Use>
+__device__ void join_warps(const DecodeArgs& a, const Meeting<width, columns>& meeting, const Use& use) {
   for (int i = int(threadIdx.x); i < a.group * (width / 4); i += kWarps * 32) {
     const int head = i / (width / 4), d = i % (width / 4) * 4;
-    if (d >= a.head_dim) continue;
+    float2 softmax[kWarps];
+    float top = -INFINITY;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) {
+      softmax[warp] = meeting.softmax[warp * columns * 8 + head];
+      top = fmaxf(top, softmax[warp].x);
+    }
     Joined all;
-    for (int p = 0; p < pieces; p += kTogether) {
-      float2 softmax[kTogether];
-      float4 o[kTogether];
-      float top = all.highest;
+    all.highest = top;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp)
+      all.add(softmax[warp], *reinterpret_cast<const float4*>(meeting.row(a, warp, head) + d));
+    use(head, d, all);
+  }
+}
+
+// All pieces of a head, brought to the meeting place: each warp joins every kWarps-th, in the order of the
+// context. Many loads are in flight together, since nothing hides their latency when one long context is all
+// there is.
+template <int width, int columns>
+__device__ void collect_pieces(const DecodeArgs& a, int first, int pieces, int first_slot,
+                               Meeting<width, columns>& meeting) {
+  constexpr int kTogether = 4, kColumns = 4;
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  const int ends = a.group * (width / 4);
+  for (int i = lane; i < ends; i += 32 * kColumns) {
+    Joined all[kColumns];
+    for (int p = warp; p < pieces; p += kWarps * kTogether) {
+      float2 softmax[kTogether][kColumns];
+      float4 o[kTogether][kColumns];
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) {
-        const int piece = min(p + j, pieces - 1);
-        const int64_t at = int64_t(piece == 0 ? first_slot : 2 * (first + piece)) * a.group + head;
-        softmax[j] = __ldcg(a.scratch.softmax + at);
-        o[j] = __ldcg(reinterpret_cast<const float4*>(a.scratch.sums + at * width + d));
-        if (p + j >= pieces) softmax[j].x = -INFINITY;
+        const int piece = p + j * kWarps;
+        const int64_t slot = int64_t(piece == 0 ? first_slot : 2 * (first + piece)) * a.group;
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          const int at = i + 32 * c;
+          const bool there = piece < pieces && at < ends;
+          softmax[j][c] = there ? __ldcg(a.scratch.softmax + slot + at / (width / 4)) : float2{-INFINITY, 0};
+          o[j][c] = there ? __ldcg(reinterpret_cast<const float4*>(a.scratch.sums + slot * width) + at)
+                          : float4{0, 0, 0, 0};
+        }
       }
 #pragma unroll
-      for (int j = 0; j < kTogether; ++j) top = fmaxf(top, softmax[j].x);
-      all.scale_to(top);
+      for (int c = 0; c < kColumns; ++c) {
+        float top = all[c].highest;
 #pragma unroll
-      for (int j = 0; j < kTogether; ++j) all.add(softmax[j], o[j]);
+        for (int j = 0; j < kTogether; ++j) top = fmaxf(top, softmax[j][c].x);
+        all[c].scale_to(top);
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) all[c].add(softmax[j][c], o[j][c]);
+      }
     }
-    store_row(a, w, head, d, all);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const int at = i + 32 * c, head = at / (width / 4), d = at % (width / 4) * 4;
+      if (at >= ends) break;
+      *reinterpret_cast<float4*>(meeting.row(a, warp, head) + d) = all[c].o;
+      if (d == 0) meeting.softmax[warp * columns * 8 + head] = {all[c].highest, all[c].sum};
+    }
   }
 }
 
 // After a __syncthreads() that follows put(): joins the warps; of a head that is cut, adds this piece to the
 // others.
 template <int width, int columns>
-__device__ void finish(const DecodeArgs& a, const Walk& w, bool first_of_share, int quota,
-                       const Meeting<width, columns>& meeting) {
+__device__ void finish(const DecodeArgs& a, const Walk& w, int quota, Meeting<width, columns>& meeting) {
+  const auto store = [&](int head, int d, const Joined& x) {
+    if (d < a.head_dim) store_row(a, w, head, d, x);
+  };
   const int start = w.e.first * a.kv_heads + w.head * w.e.chunks,
             stop = start + w.e.chunks;  // on the plan's line
   const int first = start / quota, pieces = (stop - 1) / quota - first + 1;
-  const int slot = 2 * int(blockIdx.x) + (first_of_share ? 0 : 1);
-  for (int i = int(threadIdx.x); i < a.group * (width / 4); i += kWarps * 32) {
-    const int head = i / (width / 4), d = i % (width / 4) * 4;
-    Joined all;
-    float2 softmax[kWarps];
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) softmax[warp] = meeting.softmax[warp * columns * 8 + head];
-    float top = -INFINITY;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) top = fmaxf(top, softmax[warp].x);
-    all.scale_to(top);
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp)
-      all.add(softmax[warp], *reinterpret_cast<const float4*>(
-                                 meeting.sums + (warp * a.group + head) * Meeting<width, columns>::kPitch + d));
-    if (pieces == 1) {
-      if (d < a.head_dim) store_row(a, w, head, d, all);
-    } else {
-      const int64_t at = int64_t(slot) * a.group + head;
-      if (d == 0) a.scratch.softmax[at] = {all.highest, all.sum};
-      *reinterpret_cast<float4*>(a.scratch.sums + at * width + d) = all.o;
-    }
-  }
   if (pieces == 1) {
+    join_warps(a, meeting, store);
     __syncthreads();  // the meeting place is free again
     return;
   }
+  // Slots: a CTA's share begins with one piece, and ends with another.
+  const int64_t slot = 2 * int64_t(blockIdx.x) + ((start + w.chunk) % quota == 0 ? 0 : 1);
+  join_warps(a, meeting, [&](int head, int d, const Joined& x) {
+    const int64_t at = slot * a.group + head;
+    if (d == 0) a.scratch.softmax[at] = {x.highest, x.sum};
+    *reinterpret_cast<float4*>(a.scratch.sums + at * width + d) = x.o;
+  });
   __shared__ bool last;
   __threadfence();
   __syncthreads();
@@ -387,11 +429,14 @@ __device__ void finish(const DecodeArgs& a, const Walk& w, bool first_of_share, 
     int32_t* ticket = a.scratch.tickets + w.entry * a.kv_heads + w.head;
     last = atomicAdd(ticket, 1) == pieces - 1;
     if (last) *ticket = 0;  // for the next launch
+    __threadfence();
   }
   __syncthreads();
   if (!last) return;
-  __threadfence();
-  join_pieces<width>(a, w, quota, first, pieces, 2 * first + (start % quota == 0 ? 0 : 1));
+  collect_pieces(a, first, pieces, 2 * first + (start % quota == 0 ? 0 : 1), meeting);
+  __syncthreads();
+  join_warps(a, meeting, store);
+  __syncthreads();
 }
 
 template <int width, int columns, int stages>
@@ -405,7 +450,7 @@ __global__ void __launch_bounds__(kWarps * 32) decode_kernel(const __grid_consta
   if (share.count == 0) return;
   const uint32_t ring = ptx::shared_address(memory) + threadIdx.x / 32 * kRingBytes;
   Meeting<width, columns> meeting(memory + kWarps * kRingBytes, a.group);
-  Loader<width, stages> loader(share, ring);
+  Loader<width, stages> loader(a, share, ring);
   Walk walk(share);
   Attend<width, columns> attend;
 #pragma unroll
@@ -413,7 +458,6 @@ __global__ void __launch_bounds__(kWarps * 32) decode_kernel(const __grid_consta
   attend.load_q(a, walk);
 
   int slot = 0;
-  bool first = true;
   while (true) {
     attend.clear();
     const int tiles = walk.tiles();
@@ -431,10 +475,9 @@ __global__ void __launch_bounds__(kWarps * 32) decode_kernel(const __grid_consta
     next.advance(a);
     if (!next.done()) attend.load_q(a, next);
     __syncthreads();
-    finish<width, columns>(a, walk, first, share.quota, meeting);
+    finish(a, walk, share.quota, meeting);
     if (next.done()) return;
     walk = next;
-    first = false;
   }
 }
 
@@ -448,9 +491,11 @@ struct Choice {
 // `stages` as many as leave room for two CTAs on a multiprocessor (for one at width 256), up to 4.
 template <int width, int stages>
 Choice choose(int group) {
-  const size_t rings = size_t(kWarps) * stages * Loader<width, stages>::kStageBytes;
-  if (group <= 8) return {decode_kernel<width, 1, stages>, rings + Meeting<width, 1>::bytes(group), width};
-  return {decode_kernel<width, 2, stages>, rings + Meeting<width, 2>::bytes(group), width};
+  constexpr int kWide = width == 256 ? 2 : stages;  // for more than 8 heads; the meeting place needs the room
+  constexpr size_t kStage = size_t(kWarps) * Loader<width, stages>::kStageBytes;
+  if (group <= 8)
+    return {decode_kernel<width, 1, stages>, kStage * stages + Meeting<width, 1>::bytes(group), width};
+  return {decode_kernel<width, 2, kWide>, kStage * kWide + Meeting<width, 2>::bytes(group), width};
 }
 
 Choice choose(const KvGeometry& geometry, int heads) {

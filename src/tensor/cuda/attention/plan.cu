@@ -69,26 +69,35 @@ __device__ void plan_decode(const PlanArgs& a, const DecodePlan& plan) {
 
   const int total = chunks.total * a.kv_heads;
   const int quota = max(1, (total + plan.ctas - 1) / plan.ctas);
+  const auto entry_at = [&](int x) {  // the last that starts at or before x
+    int low = 0, high = places.total - 1;
+    while (low < high) {
+      const int middle = (low + high + 1) / 2;
+      if (entries[middle].first * a.kv_heads <= x)
+        low = middle;
+      else
+        high = middle - 1;
+    }
+    return low;
+  };
   for (int cta = s; cta < plan.ctas; cta += kThreads) {
     DecodeShare share{};
-    const int at = cta * quota;
-    if (at < total) {
-      int low = 0, high = places.total - 1;  // the last entry that starts at or before `at`
-      while (low < high) {
-        const int middle = (low + high + 1) / 2;
-        if (entries[middle].first * a.kv_heads <= at)
-          low = middle;
-        else
-          high = middle - 1;
-      }
-      share.first = entries[low];
-      const int inside = at - share.first.first * a.kv_heads;
-      share.entry = low;
+    share.quota = quota;
+    const int from = cta * quota, to = min(total, from + quota);
+    if (from < to) {
+      share.entry = entry_at(from);
+      share.first = entries[share.entry];
+      const int inside = from - share.first.first * a.kv_heads;
       share.head = inside / share.first.chunks;
       share.chunk = inside % share.first.chunks;
-      share.count = min(quota, total - at);
+      share.cut_entry = entry_at(to - 1);
+      share.cut = entries[share.cut_entry];
+      const int cut_inside = to - share.cut.first * a.kv_heads;
+      share.cut_head = (cut_inside - 1) / share.cut.chunks;
+      const int count = cut_inside - share.cut_head * share.cut.chunks;  // of the last head, 1 to all
+      if (count < share.cut.chunks && count < to - from) share.cut_count = count;
+      share.count = to - from - share.cut_count;
     }
-    share.quota = quota;
     plan.shares[cta] = share;
   }
 }

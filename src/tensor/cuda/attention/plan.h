@@ -32,12 +32,14 @@ struct alignas(16) DecodeEntry {
   int32_t unused[2];
 };
 
-// What one CTA does: `count` chunks, from `chunk` of `head` of `entry` on.
+// What one CTA does. A head that the end of its share cuts comes first, so that its pieces are joined while
+// other work hides that; then `count` chunks from `chunk` of `head` of `entry` on.
 struct alignas(16) DecodeShare {
   int32_t entry, head, chunk, count;
-  DecodeEntry first;  // entries[entry]
-  int32_t quota;      // chunks of every CTA but the last: chunk x of the line is CTA x / quota's
-  int32_t unused[3];
+  DecodeEntry first;                       // entries[entry]
+  int32_t cut_entry, cut_head, cut_count;  // its first cut_count chunks; 0: none, or nothing but that head
+  int32_t quota;    // chunks of every CTA but the last: chunk x of the line is CTA x / quota's
+  DecodeEntry cut;  // entries[cut_entry]
 };
 
 // One tile of query rows of one sequence for the prefill kernel.
