@@ -1,15 +1,17 @@
-// Decode and the plan against ref/. The judge's cache is this one's in float32, so both get the same values.
-// What no row may read is poisoned: other layers, the rest of a last block, blocks behind the window (not even
-// in the table).
+// Decode, the plan, and both kinds of rows through class Attention, against ref/. The judge's cache is this
+// one's in float32, so both get the same values. What no row may read is poisoned: other layers, the rest of a
+// last block, blocks behind the window (not even in the table).
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <numeric>
 
+#include "tensor/cuda/attention/attention.h"
 #include "tensor/cuda/attention/decode.h"
 #include "tensor/cuda/attention/plan.h"
 #include "tensor/cuda/kv_layout.h"
 #include "tensor/cuda/testing/device.h"
+#include "tensor/cuda/testing/memory_backend.h"
 
 namespace sluice::cuda {
 namespace {
@@ -20,9 +22,9 @@ struct Case {
   int heads = 32, kv_heads = 8, head_dim = 128, block_tokens = 16;
   int window = 0;
   float softcap = 0;
-  std::vector<int> lengths;  // cached tokens, this step's included; 0: padding
-  std::vector<int> rows;     // of each sequence; empty: one each
-  int ctas = 0;              // 0: as many as fit the card
+  std::vector<int> lengths;    // cached tokens, this step's included; 0: padding
+  std::vector<int> rows = {};  // of each sequence; empty: one each
+  int ctas = 0;                // 0: as many as fit the card
 };
 
 constexpr int kLayers = 3, kLayer = 1;
@@ -104,22 +106,32 @@ struct Step {
             c.window, c.softcap, out};
   }
 
-  // Rows of padding are zeros.
+  // Of many rows of a sequence, a sample is judged.
+  bool is_judged(int t) const {
+    const size_t s = size_t(row_sequence[size_t(t)]);
+    const int r = t - row_starts[s];
+    return c.rows[s] <= 64 || r < 2 || r >= c.rows[s] - 2 || r % 61 == 0;
+  }
+  // Rows of padding are zeros; rows that are not judged are missing.
   std::vector<float> judged() {
     const auto ref = make_ref_backend();
-    std::vector<float> out(size_t(tokens * c.heads * c.head_dim), 0);
+    const int64_t width = int64_t(c.heads) * c.head_dim;
+    std::vector<float> all;
     for (int t = 0; t < tokens; ++t) {
-      if (c.lengths[size_t(row_sequence[size_t(t)])] == 0) continue;
-      BatchInput b = batch();
-      b.tokens = 1;
-      b.positions += t;
-      b.row_sequence += t;
-      const Tensor q{qkv.data() + int64_t(t) * columns(), DType::f32, 1, int64_t(c.heads) * c.head_dim,
-                     columns()};
-      const Tensor o{out.data() + int64_t(t) * c.heads * c.head_dim, DType::f32, 1, q.cols, q.cols};
-      ref->attention(args(b, q, geometry, reinterpret_cast<std::byte*>(pool.data()), block_values * 4, o));
+      if (!is_judged(t)) continue;
+      std::vector<float> row(size_t(width), 0);
+      if (c.lengths[size_t(row_sequence[size_t(t)])] > 0) {
+        BatchInput b = batch();
+        b.tokens = 1;
+        b.positions += t;
+        b.row_sequence += t;
+        const Tensor q{qkv.data() + int64_t(t) * columns(), DType::f32, 1, width, columns()};
+        ref->attention(args(b, q, geometry, reinterpret_cast<std::byte*>(pool.data()), block_values * 4,
+                            test::f32_tensor(row, 1, width)));
+      }
+      all.insert(all.end(), row.begin(), row.end());
     }
-    return out;
+    return all;
   }
 };
 
@@ -186,39 +198,71 @@ struct Decoder {
   }
 };
 
-// Rows of sequences with one row only; the others are left as they were.
-std::vector<float> one_row_values(const Step& s, const std::vector<float>& all) {
+// The judged rows: all, or those of sequences with one row.
+std::vector<float> rows_of(const Step& s, const std::vector<float>& all, bool one_row_only) {
   std::vector<float> some;
-  const int64_t columns = int64_t(s.c.heads) * s.c.head_dim;
-  for (size_t q = 0; q < s.c.rows.size(); ++q)
-    if (s.c.rows[q] == 1)
-      some.insert(some.end(), all.begin() + s.row_starts[q] * columns,
-                  all.begin() + (s.row_starts[q] + 1) * columns);
+  const int64_t width = int64_t(s.c.heads) * s.c.head_dim;
+  for (int t = 0; t < s.tokens; ++t)
+    if (s.is_judged(t) && !(one_row_only && s.c.rows[size_t(s.row_sequence[size_t(t)])] > 1))
+      some.insert(some.end(), all.begin() + t * width, all.begin() + (t + 1) * width);
   return some;
 }
 
+testing::Message describe(const Case& c) {
+  return testing::Message() << c.heads << "/" << c.kv_heads << " heads of " << c.head_dim << ", blocks of "
+                            << c.block_tokens << ", window " << c.window << ", soft cap " << c.softcap << ", "
+                            << c.lengths.size() << " sequences, " << c.ctas << " CTAs";
+}
+
 void expect_right(const Case& c, uint32_t seed = 1) {
-  SCOPED_TRACE(testing::Message() << c.heads << "/" << c.kv_heads << " heads of " << c.head_dim
-                                  << ", blocks of " << c.block_tokens << ", window " << c.window
-                                  << ", soft cap " << c.softcap << ", " << c.lengths.size() << " sequences, "
-                                  << c.ctas << " CTAs");
+  SCOPED_TRACE(describe(c));
   Step step(c, seed);
   OnCard card(step);
   Decoder decoder(step);
   decoder.enqueue(step, card);
   const auto got = card.result(step);
-  const auto first = one_row_values(step, got);
-  const double error = test::relative_error(first, one_row_values(step, step.judged()));
-  EXPECT_LT(error, kTolerance);
-  const int64_t columns = int64_t(c.heads) * c.head_dim;
-  for (int t = 0; t < step.tokens; ++t) {
+  auto want = step.judged();
+  const int64_t width = int64_t(c.heads) * c.head_dim;
+  for (int t = step.tokens - 1; t >= 0; --t) {
     const size_t s = size_t(step.row_sequence[size_t(t)]);
-    const float value = got[size_t(t * columns)];
-    if (step.c.rows[s] > 1) EXPECT_TRUE(std::isnan(value)) << "a row of prefill was written";
-    if (c.lengths[s] == 0) EXPECT_EQ(value, 0) << "padding";
+    const float value = got[size_t(t * width)];
+    if (c.lengths[s] == 0) {
+      EXPECT_EQ(value, 0) << "padding";
+    }
+    if (step.c.rows[s] > 1) {  // fewer than 64 in these cases, so all are judged
+      EXPECT_TRUE(std::isnan(value)) << "a row of prefill was written";
+      want.erase(want.begin() + t * width, want.begin() + (t + 1) * width);
+    }
   }
+  const auto first = rows_of(step, got, true);
+  EXPECT_LT(test::relative_error(first, want), kTolerance);
   decoder.enqueue(step, card);  // tickets were put back; the same bits
-  EXPECT_EQ(one_row_values(step, card.result(step)), first);
+  EXPECT_EQ(rows_of(step, card.result(step), true), first);
+}
+
+// Decode and prefill together, as the backend runs them.
+void expect_right_together(const Case& c, uint32_t seed = 1) {
+  SCOPED_TRACE(describe(c));
+  Step step(c, seed);
+  OnCard card(step);
+  test::MemoryBackend memory;
+  const auto attention = make_attention();
+  attention->bind_pool(card.pool.as<std::byte>(), card.pool.bytes(), card.geometry);
+  WorkspaceShape shape;
+  shape.max_tokens = step.tokens;
+  shape.max_sequences = int(c.lengths.size());
+  shape.max_heads = c.heads;
+  shape.head_dim = c.head_dim;
+  attention->reserve(shape, test::context(), memory);
+  const auto run = [&] {
+    attention->begin_step(card.batch, card.geometry, c.heads);
+    attention->run(card.args(step));
+    return card.result(step);
+  };
+  const auto got = run();
+  for (float value : got) ASSERT_FALSE(std::isnan(value));
+  EXPECT_LT(test::relative_error(rows_of(step, got, false), step.judged()), kTolerance);
+  EXPECT_EQ(run(), got) << "the window is known by now, and planned for at the step's start";
 }
 
 std::vector<int> ragged(int n, int longest, uint32_t seed) {
@@ -279,6 +323,23 @@ TEST(Decode, LeavesPrefillAlone) {
 }
 
 TEST(Decode, ManySequences) { expect_right({4, 2, 32, 16, 0, 0, ragged(1024, 90, 8)}); }
+
+TEST(Attention, DecodeAndPrefillTogether) {
+  for (int head_dim : {64, 80, 96, 128, 256})
+    expect_right_together({9, 3, head_dim, 16, 0, 0, {100, 50, 1, 300, 700, 90, 0}, {1, 20, 1, 300, 7, 2, 1}});
+  expect_right_together({4, 1, 256, 16, 64, 0, {100, 500, 1, 300}, {1, 200, 1, 1}});
+  expect_right_together({8, 2, 64, 32, 0, 5.f, {40, 500, 13}, {1, 200, 13}});
+}
+
+TEST(Attention, LongRowsBesideSingleOnes) {
+  expect_right_together({4, 2, 64, 16, 0, 0, {4000, 3999, 1, 4000}, {1, 3999, 1, 33}});
+  expect_right_together({4, 1, 128, 16, 512, 0, {4000, 3000, 1500}, {4000, 1, 1}});
+}
+
+TEST(Attention, OneKindAlone) {
+  expect_right_together({32, 8, 128, 16, 0, 0, {100, 50, 577}});
+  expect_right_together({32, 8, 128, 16, 0, 0, {100, 50, 177}, {100, 2, 40}});
+}
 
 // A recorded step serves other lengths.
 TEST(Decode, GraphReplay) {
