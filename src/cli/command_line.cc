@@ -227,6 +227,7 @@ void Parser::add_inspect() {
   add_model(app, true);
   app->add_flag("--tensors", line_.inspect.tensors, "One line per tensor");
   app->add_flag("--json", line_.inspect.json, "One JSON object, tensors included");
+  add_key(app, "--device", "device");
   add_key(app, "--ctx", "engine.max_context");
 }
 

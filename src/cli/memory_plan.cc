@@ -3,11 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "engine/make_engine.h"
 #include "engine/model_text.h"
 
 namespace sluice::cli {
+namespace {
+constexpr double kGiB = double(1u << 30);
+}  // namespace
 
 size_t canonical_bytes(const WeightFormat& format, int64_t elements) {
   const auto n = size_t(elements);
@@ -48,6 +52,37 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const Config& config) {
   return plan;
 }
 
+namespace {
+
+// A card keeps every matrix in one format, whatever the file's; the CPU keeps the canonical ones.
+WeightFormat kept_as(const TensorInfo& tensor, const Backend& backend, const DeviceInfo& device) {
+  const bool matrix = tensor.shape.size() > 1 && tensor.shape[0] > 1;
+  if (device.memory_total == 0 || !matrix || backend.activation_dtype() != DType::bf16) return tensor.canonical;
+  return {WeightElement::bf16};
+}
+
+}  // namespace
+
+void plan_device(MemoryPlan& plan, const Checkpoint& checkpoint, const Backend& backend) {
+  const DeviceInfo device = backend.info();
+  std::set<std::string> changes;
+  plan.device_bytes = 0;
+  for (const TensorInfo& t : checkpoint.tensors()) {
+    int64_t elements = 1;
+    for (const int64_t d : t.shape) elements *= d;
+    const WeightFormat kept = kept_as(t, backend, device);
+    plan.device_bytes += canonical_bytes(kept, elements);
+    if (kept.element != t.canonical.element)
+      changes.insert(fmt::format("{} \u2192 {}", weight_element_name(t.canonical.element),
+                                 weight_element_name(kept.element)));
+  }
+  plan.device = fmt::format("{}, {}{}, {:.1f} GB free", device.name, device.instruction_set,
+                            device.threads ? fmt::format(", {} threads", device.threads) : "",
+                            double(device.memory_bytes) / 1e9);
+  if (!device.state.empty()) plan.device += ", " + device.state;
+  if (!changes.empty()) plan.device += fmt::format("; weights there: {}", fmt::join(changes, ", "));
+}
+
 std::string describe(const MemoryPlan& plan) {
   const ModelSpec& s = plan.spec;
   std::string out = fmt::format("{}: {}, {}\n", plan.path, plan.format, s.architecture);
@@ -67,9 +102,10 @@ std::string describe(const MemoryPlan& plan) {
   }
   line("context", fmt::format("{} of {} tokens", plan.context, s.context));
   line("weights in the file", mb(plan.file_bytes));
-  line("weights in memory", "about " + mb(plan.canonical_bytes));
+  line("weights in memory", "about " + mb(plan.device_bytes ? plan.device_bytes : plan.canonical_bytes));
   line("KV cache per token", fmt::format("{:.1f} KB", double(plan.kv_bytes_per_token) / 1e3));
   line("KV cache, full context", mb(plan.kv_bytes_full) + " a sequence");
+  if (!plan.device.empty()) line("device", plan.device);
   return out;
 }
 
@@ -82,16 +118,23 @@ Result<std::string> describe_start(const Config& config) {
     return std::move(text).error();
   Result<std::unique_ptr<Backend>> backend = make_backend(config.model.device, config.model.cpu);
   if (!backend) return std::move(backend).error();
-  const MemoryPlan plan = plan_memory(**checkpoint, config);
+  MemoryPlan plan = plan_memory(**checkpoint, config);
+  plan_device(plan, **checkpoint, **backend);
   const DeviceInfo device = (*backend)->info();
   DeviceInfo loaded = device;
-  loaded.memory_bytes -= std::min(loaded.memory_bytes, plan.canonical_bytes);
+  if (device.memory_total > 0 && plan.device_bytes > device.memory_bytes)
+    return Error{
+        ErrorCode::kResourceExhausted,
+        fmt::format("the weights take {:.1f} GiB, of which {:.1f} are short: {:.1f} GiB of the card's "
+                    "{:.1f} are free{}; use a smaller model or another card (--device cuda:N)",
+                    double(plan.device_bytes) / kGiB, double(plan.device_bytes - device.memory_bytes) / kGiB,
+                    double(device.memory_bytes) / kGiB, double(device.memory_total) / kGiB,
+                    others_on_card(device))};
+  loaded.memory_bytes -= std::min(loaded.memory_bytes, plan.device_bytes);
   const Result<KvSize> kv =
       size_kv(kv_wish(plan.spec, settled(config.model.engine, device), **backend, loaded));
   if (!kv) return kv.error();
-  return describe(plan) + fmt::format("  {:24}{}\n", "KV cache", kv->reason) +
-         fmt::format("  {:24}{}, {}, {} threads, {:.1f} GB free\n", "device", device.name,
-                     device.instruction_set, device.threads, double(device.memory_bytes) / 1e9);
+  return describe(plan) + fmt::format("  {:24}{}\n", "KV cache", kv->reason);
 }
 
 }  // namespace sluice::cli

@@ -27,8 +27,10 @@ std::string url_of(const std::string& host, int port) {
 void print_ready(const Config& config, ServedModel& model, int port) {
   const EngineInfo& info = model.engine().info();
   const std::string& name = config.server.model_name.empty() ? model.name() : config.server.model_name;
-  fmt::print("{} is served at {} (context {}, {} threads, {})\n", name, url_of(config.server.host, port),
-             info.context, info.device.threads, info.device.instruction_set);
+  const std::string device =
+      info.device.threads > 0 ? fmt::format("{} threads", info.device.threads) : info.device.name;
+  fmt::print("{} is served at {} (context {}, {}, {})\n", name, url_of(config.server.host, port), info.context,
+             device, info.device.instruction_set);
   std::fflush(stdout);
 }
 
@@ -38,6 +40,9 @@ void log_decided(const EngineInfo& info, const Config& config, double load_s) {
       "MB",
       load_s, double(info.weight_bytes) / 1e6, double(info.kv_bytes) / 1e6, info.blocks, info.block_tokens,
       double(info.activation_bytes) / 1e6);
+  if (info.device.memory_total > 0)
+    LOG(info, "card: {}{}{}", info.device.name, info.device.state.empty() ? "" : ", " + info.device.state,
+        others_on_card(info.device));
   if (config.server.api_keys.empty() && config.server.host != "127.0.0.1" &&
       config.server.host != "localhost" && config.server.host != "::1")
     LOG(warn, "listening on {} without an API key: anyone who reaches this port may use it",
