@@ -171,7 +171,6 @@ DeviceRates CudaBackend::measure_rates() {
   weight.parts.push_back({0, kSide, {WeightElement::bf16}, alloc(kMatrixBytes)});
   if (!weight.parts[0].data.data()) return rates;
   fill_random(context_, weight.parts[0].data.data(), kMatrixBytes / 2, 2, 1);
-  linear_->prepare(weight);
   const Tensor x{memory.data(), DType::bf16, kSide, kSide, kSide},
       out{memory.as<std::byte>() + kMatrixBytes, DType::bf16, kSide, kSide, kSide};
   float best_ms = 1e30f;
@@ -249,6 +248,7 @@ Result<Weight> CudaBackend::pack(std::span<const PackSource> sources) {
 
 void CudaBackend::reserve(const WorkspaceShape& shape) {
   loader_->finish();
+  linear_->tune(shape);
   attention_->reserve(shape, context_, *this);
   sampler_->reserve(shape, context_, *this);
   reserved_ = true;

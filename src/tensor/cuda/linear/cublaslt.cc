@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "tensor/backend.h"
 #include "tensor/cuda/linear/bias.h"
 
@@ -12,20 +13,31 @@ namespace sluice::cuda {
 namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;  // what NVIDIA advises for Hopper
+// cuBLASLt 13.1 takes no float32 bias beside a bf16 result.
 constexpr int64_t kMaxBias = int64_t{1} << 18;
 
-// Largest power of two that divides the address, at most 256 (what cudaMalloc gives, and cuBLAS's default).
+// Largest power of two that divides the address, at most 16: no kernel asks for more.
 uint32_t alignment(const void* p) {
   const auto address = reinterpret_cast<uintptr_t>(p);
-  return address == 0 ? 256 : uint32_t(std::min<uintptr_t>(address & -address, 256));
+  return address == 0 ? 16 : uint32_t(std::min<uintptr_t>(address & -address, 16));
 }
 
 cudaDataType_t type_of(DType t) { return t == DType::f32 ? CUDA_R_32F : CUDA_R_16BF; }
 
+[[noreturn]] void refused(const Product& p, const char* why) {
+  char text[256];
+  std::snprintf(text, sizeof text, "%lld rows, %lld to %lld, out %s, strides %lld and %lld%s: %s",
+                static_cast<long long>(p.x.rows), static_cast<long long>(p.x.cols),
+                static_cast<long long>(p.out.cols), dtype_name(p.out.dtype), static_cast<long long>(p.x.stride),
+                static_cast<long long>(p.out.stride), p.bias ? ", bias" : "", why);
+  check_failed("cuBLASLt takes the shape", __FILE__, __LINE__, text);
+}
+
 }  // namespace
 
 int64_t rounded_rows(int64_t rows) {
-  const int64_t step = std::max<int64_t>(8, int64_t(std::bit_ceil(uint64_t(rows))) / 16);
+  const int64_t octave = int64_t(std::bit_ceil(uint64_t(rows)));
+  const int64_t step = std::max<int64_t>(8, octave / (octave <= 2048 ? 16 : 8));
   return (rows + step - 1) / step * step;
 }
 
@@ -64,7 +76,7 @@ CublasLt::~CublasLt() {
 }
 
 // Sets descriptor and layouts for `a` with this many rows.
-void CublasLt::describe(const LinearArgs& a, int64_t rows) {
+void CublasLt::describe(const Product& p, int64_t rows) {
   const auto layout = [&](cublasLtMatrixLayout_t l, DType dtype, int64_t inner, int64_t outer, int64_t stride) {
     const uint32_t type = uint32_t(type_of(dtype));
     const uint64_t height = uint64_t(inner), width = uint64_t(outer);
@@ -73,68 +85,92 @@ void CublasLt::describe(const LinearArgs& a, int64_t rows) {
     check(lt_.layout_set(l, CUBLASLT_MATRIX_LAYOUT_COLS, &width, sizeof width), "COLS");
     check(lt_.layout_set(l, CUBLASLT_MATRIX_LAYOUT_LD, &stride, sizeof stride), "LD");
   };
-  layout(w_, DType::bf16, a.w.cols, a.w.rows, a.w.cols);
-  layout(x_, DType::bf16, a.x.cols, rows, a.x.stride);
-  layout(out_, a.out.dtype, a.out.cols, rows, a.out.stride);
+  layout(w_, DType::bf16, p.x.cols, p.out.cols, p.x.cols);
+  layout(x_, DType::bf16, p.x.cols, rows, p.x.stride);
+  layout(out_, p.out.dtype, p.out.cols, rows, p.out.stride);
 
-  const cublasLtEpilogue_t epilogue = a.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+  const cublasLtEpilogue_t epilogue = p.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
   check(lt_.desc_set(desc_, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue), "EPILOGUE");
-  if (!a.bias) return;
-  const void* bias = a.out.dtype == DType::f32 ? static_cast<const void*>(a.bias) : bias_.data();
-  const int32_t type = type_of(a.out.dtype);
+  // A type left from the product before would be judged even without a bias: -1 is "none given".
+  const void* bias = !p.bias                     ? nullptr
+                     : p.out.dtype == DType::f32 ? static_cast<const void*>(p.bias)
+                                                 : bias_.data();
+  const int32_t type = p.bias ? int32_t(type_of(p.out.dtype)) : -1;
   check(lt_.desc_set(desc_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias), "BIAS_POINTER");
   check(lt_.desc_set(desc_, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type), "BIAS_DATA_TYPE");
 }
 
-std::vector<cublasLtMatmulHeuristicResult_t> CublasLt::ask(const LinearArgs& a, int64_t rows, int most) {
-  describe(a, rows);
+std::vector<cublasLtMatmulHeuristicResult_t> CublasLt::ask(const Product& p, int64_t rows, int most) {
+  describe(p, rows);
   cublasLtMatmulPreference_t wish = nullptr;
   check(lt_.preference_create(&wish), "PreferenceCreate");
   const auto set = [&](cublasLtMatmulPreferenceAttributes_t what, auto value) {
     check(lt_.preference_set(wish, what, &value, sizeof value), "PreferenceSetAttribute");
   };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(workspace_.bytes()));
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, uint32_t(alignment(a.w.parts[0].data.data())));
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t(alignment(a.x.data)));
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, uint32_t(alignment(a.out.data)));
-  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, uint32_t(alignment(a.out.data)));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, uint32_t(alignment(p.w)));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t(alignment(p.x.data)));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, uint32_t(alignment(p.out.data)));
+  set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, uint32_t(alignment(p.out.data)));
   std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(most));
   int count = 0;
-  check(lt_.heuristic(handle_, desc_, w_, x_, out_, out_, wish, most, found.data(), &count),
-        "MatmulAlgoGetHeuristic");
+  const cublasStatus_t status =
+      lt_.heuristic(handle_, desc_, w_, x_, out_, out_, wish, most, found.data(), &count);
+  if (status != CUBLAS_STATUS_SUCCESS) refused(p, lt_.status_string(status));
   lt_.preference_destroy(wish);
   found.resize(size_t(count));
   std::erase_if(found, [](const auto& f) { return f.state != CUBLAS_STATUS_SUCCESS; });
-  CHECK(!found.empty(), "cuBLASLt knows no algorithm for a linear's shape");
+  if (found.empty()) refused(p, "no algorithm");
   return found;
 }
 
-std::vector<cublasLtMatmulAlgo_t> CublasLt::candidates(const LinearArgs& a, int most) {
+std::vector<cublasLtMatmulAlgo_t> CublasLt::candidates(const Product& p, int most) {
   std::vector<cublasLtMatmulAlgo_t> algorithms;
-  for (const auto& found : ask(a, a.x.rows, most)) algorithms.push_back(found.algo);
+  for (const auto& found : ask(p, p.x.rows, most)) algorithms.push_back(found.algo);
   return algorithms;
 }
 
-void CublasLt::run_with(const LinearArgs& a, const cublasLtMatmulAlgo_t& algorithm) {
-  describe(a, a.x.rows);
-  if (a.bias && a.out.dtype == DType::bf16) {
-    CHECK(a.w.rows <= kMaxBias);
-    round_bias(context_, a.bias, bias_.data(), int(a.w.rows));
-  }
-  const float one = 1, zero = 0;
-  check(lt_.matmul(handle_, desc_, &one, a.w.parts[0].data.data(), w_, a.x.data, x_, &zero, a.out.data, out_,
-                   a.out.data, out_, &algorithm, workspace_.data(), workspace_.bytes(), context_.stream),
-        "Matmul");
+void CublasLt::run_with(const Product& p, const cublasLtMatmulAlgo_t& algorithm) {
+  const cublasStatus_t status = enqueue(p, algorithm);
+  if (status != CUBLAS_STATUS_SUCCESS) refused(p, lt_.status_string(status));
 }
 
-void CublasLt::run(const LinearArgs& a) {
-  const int64_t rows = rounded_rows(a.x.rows);
-  const Key key{
-      rows,         a.w.rows,    a.w.cols,          a.x.stride,
-      a.out.stride, a.out.dtype, a.bias != nullptr, std::min(alignment(a.x.data), alignment(a.out.data))};
+cublasStatus_t CublasLt::enqueue(const Product& p, const cublasLtMatmulAlgo_t& algorithm) {
+  describe(p, p.x.rows);
+  if (p.bias && p.out.dtype == DType::bf16) {
+    CHECK(p.out.cols <= kMaxBias);
+    round_bias(context_, p.bias, bias_.data(), int(p.out.cols));
+  }
+  const float one = 1, zero = 0;
+  return lt_.matmul(handle_, desc_, &one, p.w, w_, p.x.data, x_, &zero, p.out.data, out_, p.out.data, out_,
+                    &algorithm, workspace_.data(), workspace_.bytes(), context_.stream);
+}
+
+CublasLt::Key CublasLt::key_of(const Product& p, int64_t rows, bool bias) {
+  return {rows,         p.out.cols,  p.x.cols, p.x.stride,
+          p.out.stride, p.out.dtype, bias,     std::min(alignment(p.x.data), alignment(p.out.data))};
+}
+
+void CublasLt::keep(const Product& p, const cublasLtMatmulAlgo_t& algorithm) {
+  for (bool bias : {false, true}) chosen_.insert_or_assign(key_of(p, rounded_rows(p.x.rows), bias), algorithm);
+}
+
+void CublasLt::run(const Product& p) {
+  const bool bias = p.bias != nullptr;
+  if (!own_.empty())
+    if (const auto own = own_.find(key_of(p, p.x.rows, bias)); own != own_.end())
+      return run_with(p, own->second);
+  const int64_t rounded = rounded_rows(p.x.rows);
+  const Key key = key_of(p, rounded, bias);
   auto found = chosen_.find(key);
-  if (found == chosen_.end()) found = chosen_.emplace(key, ask(a, rows, 1).front().algo).first;
-  run_with(a, found->second);
+  if (found == chosen_.end()) found = chosen_.emplace(key, ask(p, rounded, 1).front().algo).first;
+  const cublasStatus_t status = enqueue(p, found->second);
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  if (status != CUBLAS_STATUS_NOT_SUPPORTED) refused(p, lt_.status_string(status));
+  // No product was enqueued: what does for the rounded number of rows does not for this one.
+  LOG(debug, "cuBLASLt: {} rows, {} to {}: its algorithm for {} rows does not do", p.x.rows, p.x.cols,
+      p.out.cols, rounded);
+  run_with(p, own_.emplace(key_of(p, p.x.rows, bias), ask(p, p.x.rows, 1).front().algo).first->second);
 }
 
 }  // namespace sluice::cuda

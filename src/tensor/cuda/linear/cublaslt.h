@@ -20,10 +20,17 @@
 
 namespace sluice {
 class Backend;
-struct LinearArgs;
 }  // namespace sluice
 
 namespace sluice::cuda {
+
+// out[M, N] = x[M, K] · w[N, K]ᵀ (+ bias[N])
+struct Product {
+  Tensor x;                     // [M, K], bf16
+  const void* w = nullptr;      // [N, K], bf16, dense
+  const float* bias = nullptr;  // [N] or null
+  Tensor out;                   // [M, N], bf16 or f32
+};
 
 // Owned and called by the executor thread.
 class CublasLt {
@@ -34,22 +41,27 @@ class CublasLt {
   CublasLt(const CublasLt&) = delete;
   CublasLt& operator=(const CublasLt&) = delete;
 
-  // Enqueues the product, with the algorithm that cuBLAS recommends for the shape. Recommendations are asked
-  // for on the host when a shape (its rows rounded up) is first met, and kept.
-  void run(const LinearArgs& a);
+  // Enqueues the product, with the algorithm kept for its shape, or else the one that cuBLASLt recommends.
+  // Recommendations are asked for on the host (0.3 ms) when a shape, its rows rounded up, is first met, and
+  // kept.
+  void run(const Product& p);
 
-  // What `run` chooses from, best first as cuBLAS estimates, and a run with one of them (linear_bench).
-  std::vector<cublasLtMatmulAlgo_t> candidates(const LinearArgs& a, int most);
-  void run_with(const LinearArgs& a, const cublasLtMatmulAlgo_t& algorithm);
+  // What cuBLASLt recommends, best first as it estimates; a run with one of them; and which of them `run` is to
+  // take from now on for this shape, with and without a bias (tune.h).
+  std::vector<cublasLtMatmulAlgo_t> candidates(const Product& p, int most);
+  void run_with(const Product& p, const cublasLtMatmulAlgo_t& algorithm);
+  void keep(const Product& p, const cublasLtMatmulAlgo_t& algorithm);
 
  private:
   CublasLt(const Context& context, const CublasLtLibrary& library) : context_(context), lt_(library) {}
   void check(cublasStatus_t status, const char* call) const;
-  void describe(const LinearArgs& a, int64_t rows);
-  std::vector<cublasLtMatmulHeuristicResult_t> ask(const LinearArgs& a, int64_t rows, int most);
+  void describe(const Product& p, int64_t rows);
+  cublasStatus_t enqueue(const Product& p, const cublasLtMatmulAlgo_t& algorithm);
+  std::vector<cublasLtMatmulHeuristicResult_t> ask(const Product& p, int64_t rows, int most);
 
   // Rows rounded up, N, K, strides of x and out, type of out, bias given, alignment of the pointers.
   using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, DType, bool, uint32_t>;
+  static Key key_of(const Product& p, int64_t rows, bool bias);
 
   const Context& context_;
   const CublasLtLibrary& lt_;
@@ -59,6 +71,7 @@ class CublasLt {
   Buffer workspace_;
   Buffer bias_;  // bf16 copy of the bias of the product that is being enqueued
   std::map<Key, cublasLtMatmulAlgo_t> chosen_;
+  std::map<Key, cublasLtMatmulAlgo_t> own_;  // by rows as they are, where the rounded ones' does not work
 };
 
 // Rows are rounded up to this before cuBLAS is asked, so that prompts of any length meet few new shapes.

@@ -18,9 +18,11 @@ class Linear {
   virtual ~Linear() = default;
   // Enqueues the product. Captured as any other launch; the choice depends on shapes only.
   virtual void run(const LinearArgs& a) = 0;
-  // Once per weight, at load: what its products will need (tensor maps). What depends on the number of rows is
-  // looked up when it is first met and kept.
+  // Once per weight of a model, at load; it stays where it is at least until tune().
   virtual void prepare(const Weight& w) = 0;
+  // Once, after the last weight, with the card otherwise idle: tries algorithms for steps of this shape and
+  // keeps the best (tune.h; half a second for a model of 8B). Takes memory while it lasts, and none for good.
+  virtual void tune(const WorkspaceShape& shape) = 0;
 };
 
 // Workspaces come from backend.alloc, now. Error: cuBLASLt cannot be loaded (says where it was looked for).

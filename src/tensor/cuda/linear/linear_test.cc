@@ -63,12 +63,12 @@ std::vector<int64_t> chosen(int64_t of, int64_t most, uint32_t seed) {
   return rows;
 }
 
-void enqueue(const LinearArgs& a, bool capture) {
-  if (!capture) return linear().run(a);
+void enqueue(Linear& linear, const LinearArgs& a, bool capture) {
+  if (!capture) return linear.run(a);
   cudaGraph_t graph;
   cudaGraphExec_t exec;
   CUDA_CHECK(cudaStreamBeginCapture(context().stream, cudaStreamCaptureModeThreadLocal));
-  linear().run(a);
+  linear.run(a);
   CUDA_CHECK(cudaStreamEndCapture(context().stream, &graph));
   CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
   CUDA_CHECK(cudaGraphLaunch(exec, context().stream));
@@ -88,7 +88,7 @@ std::vector<float> values(size_t n, uint32_t seed, float scale = 1) {
 
 // bf16 results: half a unit of the last place is 2^-9 = 2e-3 relative; float32 ones differ by the order of
 // sums.
-void expect_product(const Shape& s) {
+void expect_product(const Shape& s, Linear& by = linear()) {
   SCOPED_TRACE(testing::Message() << s.m << " rows, " << s.k << " to " << s.n << (s.bias ? ", bias" : "")
                                   << ", out " << dtype_name(s.out) << ", gaps " << s.x_gap << " " << s.out_gap);
   static uint32_t seed = 1;
@@ -103,10 +103,11 @@ void expect_product(const Shape& s) {
     const DeviceBytes bits = upload_bf16(w);
     CUDA_CHECK(cudaMemcpy(weight.parts[0].data.data(), bits.data(), w.size() * 2, cudaMemcpyDeviceToDevice));
   }
-  linear().prepare(weight);
+  by.prepare(weight);
   const size_t out_elements = size_t((s.m + 1) * out_stride);
   const DeviceBytes out(out_elements * dtype_size(s.out));
-  enqueue({bf16_tensor(x_card.data(), s.m, s.k, x_stride), weight, s.bias ? bias_card.as<float>() : nullptr,
+  enqueue(by,
+          {bf16_tensor(x_card.data(), s.m, s.k, x_stride), weight, s.bias ? bias_card.as<float>() : nullptr,
            Tensor{out.data(), s.out, s.m, s.n, out_stride}},
           s.capture);
   const auto all = s.out == DType::bf16 ? download_bf16(out.data(), out_elements)
@@ -175,6 +176,29 @@ TEST(Linear, FirstMetInACapture) {
     expect_product({m, 1536, 1152, false, DType::bf16, 0, 0, true});
     expect_product({m, 1544, 1152, true, DType::bf16, 0, 0, true});
     expect_product({m, 1552, 1152, false, DType::f32, 0, 0, true});
+  }
+}
+
+// Whatever algorithms won, and for rows that were not tried themselves.
+TEST(Linear, Tuned) {
+  auto own = make_linear(context(), memory());
+  ASSERT_TRUE(own.ok());
+  constexpr int64_t kHead = 4104;
+  std::vector<Weight> weights;
+  for (int64_t n : {1152, 1152, 520, int(kHead)}) {
+    weights.push_back({n, 640, {}});
+    weights.back().parts.push_back(
+        {0, n, {WeightElement::bf16, 0, false}, memory().alloc(size_t(n) * 640 * 2)});
+    (*own)->prepare(weights.back());
+  }
+  WorkspaceShape step;
+  step.max_tokens = 700, step.max_logit_rows = 200, step.vocab = kHead;
+  (*own)->tune(step);
+  wait();
+  for (int64_t m : {1, 40, 129, 136, 250, 256, 511, 600, 700, 1000}) {
+    expect_product({m, 1152, 640}, **own);
+    expect_product({m, 520, 640, true}, **own);
+    expect_product({m, kHead, 640, false, DType::f32}, **own);
   }
 }
 

@@ -30,7 +30,7 @@ class WeightLoader {
 struct WeightLoaderOptions {
   int threads = 0;                        // 0: one per processor that this process may use, at most 16
   size_t buffer_bytes = size_t{2} << 20;  // of pinned memory; the size of a copy, and beyond any row
-  int buffers_per_thread = 4;
+  int buffers_per_thread = 2;
 };
 
 // `backend` owns the weights' memory: its free() gets what cudaMalloc gave. Threads and buffers are made by the

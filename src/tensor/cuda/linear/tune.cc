@@ -1,0 +1,150 @@
+#include "tensor/cuda/linear/tune.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/check.h"
+#include "tensor/cuda/device/cuda_check.h"
+#include "tensor/cuda/rows/rows.h"
+
+namespace sluice::cuda {
+namespace {
+
+constexpr int kCandidates = 8;
+// All candidates take part in the first turns, the best of them in all. Turn by turn, since the clock falls as
+// the card gets warm: what is timed last would look slow.
+constexpr int kFirstTurns = 2, kTurns = 6;
+constexpr size_t kFinalists = 3;
+// Less than that is noise, and the recommendation stands.
+constexpr float kGain = 1.01f;
+
+struct Activations {
+  void* x = nullptr;
+  void* out = nullptr;
+  ~Activations() {
+    cudaFree(x);
+    cudaFree(out);
+  }
+};
+
+class Stopwatch {
+ public:
+  Stopwatch() {
+    for (cudaEvent_t& e : events_) CUDA_CHECK(cudaEventCreate(&e));
+  }
+  ~Stopwatch() {
+    for (cudaEvent_t e : events_) cudaEventDestroy(e);
+  }
+  void mark(int i, cudaStream_t stream) { CUDA_CHECK(cudaEventRecord(events_[size_t(i)], stream)); }
+  float ms(int from, int to) {
+    float ms = 0;
+    CUDA_CHECK(cudaEventElapsedTime(&ms, events_[size_t(from)], events_[size_t(to)]));
+    return ms;
+  }
+
+ private:
+  std::array<cudaEvent_t, kCandidates + 1> events_{};
+};
+
+float median(std::vector<float> times) {
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+class Tuner {
+ public:
+  Tuner(const Context& context, CublasLt& cublas, const Activations& activations)
+      : context_(context), cublas_(cublas), activations_(activations) {}
+
+  void time(const TuneShape& shape, int64_t rows, Tuned& sum) {
+    const auto product = [&](size_t i) {
+      return Product{{activations_.x, DType::bf16, rows, shape.k, shape.k},
+                     shape.weights[i % shape.weights.size()],
+                     nullptr,
+                     {activations_.out, shape.out, rows, shape.n, shape.n}};
+    };
+    const auto algorithms = cublas_.candidates(product(0), kCandidates);
+    if (algorithms.size() < 2) return;
+    const int calls = rows <= 256 ? 4 : rows <= 512 ? 2 : 1;
+    std::vector<std::vector<float>> times(algorithms.size());
+    std::vector<size_t> racing(algorithms.size());
+    for (size_t c = 0; c < racing.size(); ++c) racing[c] = c;
+    for (int turn = -1; turn < kTurns; ++turn) {  // the first loads the kernels
+      stopwatch_.mark(0, context_.stream);
+      for (size_t i = 0; i < racing.size(); ++i) {
+        for (int call = 0; call < calls; ++call)
+          cublas_.run_with(product(next_weight_++), algorithms[racing[i]]);
+        stopwatch_.mark(int(i) + 1, context_.stream);
+      }
+      CUDA_CHECK(cudaStreamSynchronize(context_.stream));
+      for (size_t i = 0; turn >= 0 && i < racing.size(); ++i)
+        times[racing[i]].push_back(stopwatch_.ms(int(i), int(i) + 1) / float(calls));
+      std::rotate(racing.begin(), racing.begin() + 1, racing.end());
+      if (turn + 1 == kFirstTurns) racing = finalists(times);
+    }
+    size_t best = 0;
+    for (size_t c : racing)
+      if (median(times[c]) * kGain < median(times[0]) && median(times[c]) < median(times[best])) best = c;
+    cublas_.keep(product(0), algorithms[best]);
+    sum.products += 1;
+    sum.first_ms += double(median(times[0]));
+    sum.best_ms += double(median(times[best]));
+  }
+
+ private:
+  // The quickest so far, and the recommendation.
+  static std::vector<size_t> finalists(const std::vector<std::vector<float>>& times) {
+    std::vector<size_t> order(times.size());
+    for (size_t c = 0; c < order.size(); ++c) order[c] = c;
+    const auto quickest = [&](size_t c) { return *std::min_element(times[c].begin(), times[c].end()); };
+    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return quickest(a) < quickest(b); });
+    order.resize(std::min(order.size(), kFinalists));
+    if (std::find(order.begin(), order.end(), 0u) == order.end()) order.back() = 0;
+    return order;
+  }
+
+  const Context& context_;
+  CublasLt& cublas_;
+  const Activations& activations_;
+  Stopwatch stopwatch_;
+  size_t next_weight_ = 0;
+};
+
+}  // namespace
+
+Tuned tune(const Context& context, CublasLt& cublas, std::span<const TuneShape> shapes) {
+  int64_t most = 0, x_columns = 0, out_bytes = 0;
+  for (const TuneShape& s : shapes) {
+    if (s.rows.empty()) continue;
+    most = std::max(most, s.rows.back());
+  }
+  const auto needed = [&](int64_t limit) {
+    x_columns = out_bytes = 0;
+    for (const TuneShape& s : shapes)
+      for (int64_t rows : s.rows)
+        if (rows <= limit) {
+          x_columns = std::max(x_columns, rows * s.k);
+          out_bytes = std::max(out_bytes, rows * s.n * int64_t(dtype_size(s.out)));
+        }
+  };
+  Tuned sum;
+  Activations activations;
+  for (;; most /= 2) {
+    if (most == 0) return sum;
+    needed(most);
+    if (cudaMalloc(&activations.x, size_t(x_columns) * 2) == cudaSuccess &&
+        cudaMalloc(&activations.out, size_t(out_bytes)) == cudaSuccess)
+      break;
+    cudaGetLastError();
+    cudaFree(std::exchange(activations.x, nullptr));
+  }
+  // Zeros would need less power, and so run at a higher clock.
+  fill_random(context, activations.x, size_t(x_columns), 1, 1);
+  Tuner tuner(context, cublas, activations);
+  for (const TuneShape& s : shapes)
+    for (int64_t rows : s.rows)
+      if (rows <= most) tuner.time(s, rows, sum);
+  return sum;
+}
+
+}  // namespace sluice::cuda
