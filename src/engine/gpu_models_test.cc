@@ -147,22 +147,21 @@ class Waiting {
   bool rung_ = false;
 };
 
-// Many copies of the prompts at once, so that batches grow and shrink through several buckets.
-TEST_P(GpuModels, GreedyIdsThroughTheEngineAreTheReferences) {
+std::vector<std::vector<int32_t>> through_the_engine(const std::string& folder, const nlohmann::json& cases,
+                                                     size_t copies, bool graphs) {
   LoadOptions options;
-  options.path = folder();
+  options.path = folder;
   options.device = device();
   options.engine.max_sequences = 24;
   options.engine.step_tokens = 64;
+  options.engine.graphs = graphs;
   auto loaded = load_model(options, {});
-  ASSERT_TRUE(loaded.ok()) << loaded.error().message;
+  CHECK(loaded.ok(), loaded.ok() ? "" : loaded.error().message.c_str());
   Engine& engine = (*loaded)->engine();
-  const nlohmann::json all = cases();
-  constexpr size_t kCopies = 9;
   std::vector<std::shared_ptr<RequestStream>> streams;
   std::vector<std::unique_ptr<Waiting>> clients;
-  for (size_t copy = 0; copy < kCopies; copy++) {
-    for (const auto& c : all) {
+  for (size_t copy = 0; copy < copies; copy++) {
+    for (const auto& c : cases) {
       Request wish;
       wish.prompt = c.at("prompt_ids").get<std::vector<int32_t>>();
       wish.sampling.temperature = 0;
@@ -170,23 +169,52 @@ TEST_P(GpuModels, GreedyIdsThroughTheEngineAreTheReferences) {
       wish.ignore_eos = true;
       auto submitted =
           engine.submit(std::move(wish), clients.emplace_back(std::make_unique<Waiting>())->notify());
-      ASSERT_TRUE(submitted.ok()) << submitted.error().message;
+      CHECK(submitted.ok(), submitted.ok() ? "" : submitted.error().message.c_str());
       streams.push_back(std::move(*submitted));
     }
   }
-  size_t compared = 0;
-  for (size_t i = 0; i < streams.size(); i++) {
-    const auto& c = all[i % all.size()];
-    const std::vector<int32_t> got = clients[i]->read(*streams[i]), want = c.at("greedy_ids");
-    ASSERT_EQ(got.size(), want.size());
-    // The first choice that is too close to call ends the comparison: the texts may part there.
-    for (size_t k = 0; k < want.size() && double(c.at("greedy_margin").at(k)) > 20 * kTolerance;
-         k++, compared++)
-      ASSERT_EQ(got[k], want[k]) << "request " << i << ", token " << k;
-  }
+  std::vector<std::vector<int32_t>> ids;
+  for (size_t i = 0; i < streams.size(); i++) ids.push_back(clients[i]->read(*streams[i]));
   engine.drain(now_ns() + 1'000'000'000);
-  printf("  %-24s %zu greedy choices compared\n", GetParam(), compared);
-  EXPECT_GT(compared, 0u);
+  return ids;
+}
+
+// Every id that came out was the likeliest, or as good as, by the logits that one step over the whole text
+// gives.
+void expect_supported(TestRun& judge, int sequence, const std::vector<int32_t>& prompt,
+                      const std::vector<int32_t>& got) {
+  std::vector<int32_t> text = prompt;
+  text.insert(text.end(), got.begin(), got.end() - 1);
+  const auto logits = judge.step({{sequence, text, int(got.size())}});
+  for (size_t k = 0; k < got.size(); k++) {
+    const double best = logits[k][size_t(argmax(logits[k]))], chosen = logits[k][size_t(got[k])];
+    ASSERT_GE(chosen, best - kTolerance * largest(logits[k])) << "sequence " << sequence << ", token " << k;
+  }
+}
+
+// Many copies of the prompts at once, so that batches grow and shrink through several buckets; with recorded
+// steps and without.
+TEST_P(GpuModels, GreedyThroughTheEngine) {
+  const nlohmann::json all = cases();
+  constexpr size_t kCopies = 9;
+  for (const bool graphs : {true, false}) {
+    const auto ids = through_the_engine(folder(), all, kCopies, graphs);
+    TestRun judge(folder(), open_device());
+    size_t compared = 0;
+    for (size_t i = 0; i < ids.size(); i++) {
+      const auto& c = all[i % all.size()];
+      const std::vector<int32_t> want = c.at("greedy_ids");
+      ASSERT_EQ(ids[i].size(), want.size());
+      expect_supported(judge, int(i), c.at("prompt_ids"), ids[i]);
+      // The first choice that is too close to call ends the comparison: the texts may part there.
+      const double close = 2 * kTolerance * largest(c.at("last_logits").get<std::vector<float>>());
+      for (size_t k = 0; k < want.size() && double(c.at("greedy_margin").at(k)) > close; k++, compared++)
+        ASSERT_EQ(ids[i][k], want[k]) << "request " << i << ", token " << k;
+    }
+    printf("  %-24s %zu ids supported, %zu equal to the reference's%s\n", GetParam(),
+           ids.size() * ids[0].size(), compared, graphs ? "" : ", without recorded steps");
+    EXPECT_GT(compared, 0u);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiny, GpuModels,

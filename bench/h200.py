@@ -1,0 +1,186 @@
+"""Measures Sluice on one card: engine rows, then a server with made-up weights under load. Needs the binary alone.
+
+    python3 bench/h200.py [--sluice build/release/sluice] [--out $OUT] [--shape llama-3.1-8b] [--device cuda]
+                          [--only engine,serve] [--scale 1] [--budget 540]
+
+Compact tables go to standard output, every JSON object and the server's log to --out. Each part has a time limit of its
+own; what does not fit the budget is left out and said. Beside Sluice's figures stand those of vLLM 0.26 on the same kind
+of card and work (../shared/reference/h200.md), and the memory floor at the read rate that is measured in the same run.
+"""
+import argparse
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+STARTED = time.monotonic()
+
+# name: (concurrency, input, output, requests, vLLM's QPS, tok/s, TTFT p50, ITL p50, ITL p99, end to end p50, p95)
+LOADS = {
+    "c1": (1, 512, 256, 8, 0.78, 199, 20, 4.95, 5.6, 1284, 1285),
+    "c8": (8, 512, 128, 64, 10.58, 1354, 88, 5.13, 7.1, 756, 773),
+    "c32": (32, 512, 128, 256, 28.20, 3609, 283, 5.79, 34.3, 1135, 1153),
+    "c128": (128, 512, 128, 1024, 49.33, 6314, 913, 8.89, 186.8, 2584, 2631),
+    "c256": (256, 512, 128, 1280, 50.53, 6468, 1706, 15.15, 197.5, 5009, 5221),
+    "1x4096": (1, 4096, 128, 6, 1.34, 171, 105, 5.11, 5.7, 748, 751),
+    "1x16384": (1, 16384, 128, 5, 0.85, 109, 499, 5.48, 6.3, 1177, 1184),
+    "1x32768": (1, 32768, 128, 4, 0.52, 66, 1207, 5.99, 7.1, 1940, 1941),
+    "c32 8192": (32, 8192, 256, 64, 3.19, 816, 880, 12.93, 220.5, 9859, 15560),
+    "c128 again": (128, 512, 128, 1024, 49.61, 6350, 743, 8.41, 186.2, 2569, 3096),
+}
+ENGINE = {
+    "decode, batch 1": ["--batch", "1", "--depth", "512,4096,16384,32768", "--prompt-tokens", "0", "--generate-tokens", "128"],
+    "decode, batches": ["--batch", "8,16,32,64,128,256", "--depth", "512", "--prompt-tokens", "0", "--generate-tokens", "64"],
+    "prefill": ["--batch", "1", "--depth", "0", "--prompt-tokens", "512,2048,8192,32768", "--generate-tokens", "0"],
+}
+
+
+def left(args):
+    return args.budget - (time.monotonic() - STARTED)
+
+
+def run_json(args, command, name, limit):
+    """The JSON object that a command prints; None with a line on stdout where it fails."""
+    limit = min(limit, left(args))
+    if limit < 3:
+        print(f"{name}: left out, the time is spent", flush=True)
+        return None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        print(f"{name}: stopped after {limit:.0f} s", flush=True)
+        return None
+    (args.out / (name.replace(" ", "_").replace(",", "") + ".json")).write_text(done.stdout)
+    if done.returncode:
+        print(f"{name}: exit {done.returncode}: {done.stderr.strip()[-600:]}", flush=True)
+        return None
+    return json.loads(done.stdout)
+
+
+def ms(value):
+    return "-" if value is None else f"{value:.3f}" if value < 100 else f"{value:.1f}"
+
+
+def percent(value):
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def engine(args):
+    shown_machine = False
+    for name, flags in ENGINE.items():
+        command = [args.sluice, "bench", "engine", "--dummy", args.shape, "--device", args.device, *flags,
+                   "--repeat", "3", "--json", *args.flags]
+        begin = time.monotonic()
+        answer = run_json(args, command, name, 75)
+        if not answer:
+            continue
+        machine, model = answer["machine"], answer["model"]
+        if not shown_machine:
+            rates = ", ".join(f"{k} {v:.0f}" for k, v in machine.items() if isinstance(v, float))
+            print(f"{machine['processor']}, {machine.get('state', '')}; {rates}; {model['bytes_per_token'] / 1e9:.2f} GB a token")
+            shown_machine = True
+        print(f"\n{name} ({time.monotonic() - begin:.0f} s)")
+        if "--prompt-tokens" in flags and flags[flags.index("--prompt-tokens") + 1] != "0":
+            print(f"{'prompt':>8}{'ms':>10}{'tok/s':>10}{'of peak':>9}")
+            for r in answer["results"]:
+                print(f"{r['prompt_tokens']:>8}{ms(r['prefill_ms']):>10}{r['prefill_tok_s']:>10.0f}{percent(r['compute_share']):>9}")
+        else:
+            print(f"{'batch':>6}{'depth':>7}{'step ms':>9}{'device':>8}{'gap':>7}{'tok/s':>9}{'of bandw.':>10}{'replayed':>9}   samples")
+            for r in answer["results"]:
+                samples = " ".join(ms(s["step_ms"]) for s in r["samples"])
+                print(f"{r['batch']:>6}{r['depth']:>7}{ms(r['step_ms']):>9}{ms(r['device_ms']):>8}{ms(r['gap_ms']):>7}"
+                      f"{r['decode_tok_s']:>9.0f}{percent(r['bandwidth_share']):>10}{r['replayed']:>9}   {samples}")
+        sys.stdout.flush()
+
+
+def get(url):
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return answer.read().decode()
+
+
+def wait_ready(server, url, limit):
+    end = time.monotonic() + limit
+    while time.monotonic() < end and server.poll() is None:
+        try:
+            get(url + "/ready")
+            return True
+        except (OSError, urllib.error.URLError):
+            time.sleep(0.02)
+    return False
+
+
+def serve(args):
+    url = f"http://127.0.0.1:{args.port}"
+    log = open(args.out / "server.log", "w")
+    begin = time.monotonic()
+    server = subprocess.Popen([args.sluice, "serve", "--dummy", args.shape, "--device", args.device, "--port", str(args.port),
+                               *args.flags, *args.serve_flags], stdout=log, stderr=subprocess.STDOUT)
+    try:
+        if not wait_ready(server, url, min(90, left(args))):
+            print("the server did not become ready:\n" + (args.out / "server.log").read_text()[-1500:])
+            return
+        print(f"\nserver: {time.monotonic() - begin:.2f} s from start to ready")
+        loads(args, url)
+        metrics = get(url + "/metrics")
+        (args.out / "metrics.txt").write_text(metrics)
+        wanted = ("sluice_device_gap_ratio", "sluice_graph_steps_total", "sluice_preemptions_total", "sluice_step")
+        print("\n" + "\n".join(line for line in metrics.splitlines() if line.startswith(wanted) and "_bucket" not in line)[:1500])
+    finally:
+        if server.poll() is None:
+            server.send_signal(signal.SIGTERM)
+            try:
+                server.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                server.kill()
+        print(f"server ended with {server.wait()}")
+
+
+def loads(args, url):
+    print(f"\n{'load':11}{'QPS':>8}{'tok/s':>8}{'TTFT p50':>9}{'p95':>7}{'ITL p50':>9}{'p99':>8}{'e2e p50':>9}{'p95':>7}{'p99':>7}"
+          f"{'fail':>5}   of vLLM: QPS, ITL p99, e2e p95")
+    for name, (concurrency, tokens_in, tokens_out, requests, *vllm) in LOADS.items():
+        if args.loads and name not in args.loads.split(","):
+            continue
+        count = max(concurrency, int(requests * args.scale))
+        command = [args.sluice, "bench", "serve", "--url", url, "--concurrency", str(concurrency), "--requests", str(count),
+                   "--input-tokens", str(max(1, int(tokens_in * args.token_scale))),
+                   "--output-tokens", str(max(2, int(tokens_out * args.token_scale))), "--json"]
+        r = run_json(args, command, name, 60)
+        if not r:
+            continue
+        ttft, itl, e2e = r["ttft_ms"], r["itl_ms"], r["e2e_ms"]
+        print(f"{name:11}{r['qps']:>8.2f}{r['output_tok_s']:>8.0f}{ttft['p50']:>9.1f}{ttft['p95']:>7.0f}{itl['p50']:>9.3f}{itl['p99']:>8.2f}"
+              f"{e2e['p50']:>9.0f}{e2e['p95']:>7.0f}{e2e['p99']:>7.0f}{r['failed']:>5}   {r['qps'] / vllm[0]:.2f}, "
+              f"{itl['p99'] / vllm[4]:.2f}, {e2e['p95'] / vllm[6]:.2f}", flush=True)
+        if r.get("first_error"):
+            print("  first failure: " + r["first_error"])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sluice", default="build/release/sluice")
+    parser.add_argument("--out", type=pathlib.Path, default=os.environ.get("OUT", "build/h200"))
+    parser.add_argument("--shape", default="llama-3.1-8b")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--port", type=int, default=18080)
+    parser.add_argument("--only", default="engine,serve")
+    parser.add_argument("--loads", default="", help="names of loads, comma-separated; default: all")
+    parser.add_argument("--scale", type=float, default=1, help="of the number of requests")
+    parser.add_argument("--token-scale", type=float, default=1, help="of prompts' and answers' lengths, to try the script")
+    parser.add_argument("--budget", type=float, default=540, help="seconds in all")
+    parser.add_argument("--flags", type=str.split, default=[], help="more flags for the engine, in one argument")
+    parser.add_argument("--serve-flags", type=str.split, default=[], help="more flags for the server, in one argument")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    for part in args.only.split(","):
+        {"engine": engine, "serve": serve}[part](args)
+    print(f"\n{time.monotonic() - STARTED:.0f} s in all")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
