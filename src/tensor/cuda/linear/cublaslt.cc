@@ -1,7 +1,6 @@
 #include "tensor/cuda/linear/cublaslt.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstdio>
 
 #include "base/check.h"
@@ -36,8 +35,7 @@ cudaDataType_t type_of(DType t) { return t == DType::f32 ? CUDA_R_32F : CUDA_R_1
 }  // namespace
 
 int64_t rounded_rows(int64_t rows) {
-  const int64_t octave = int64_t(std::bit_ceil(uint64_t(rows)));
-  const int64_t step = std::max<int64_t>(8, octave / (octave <= 2048 ? 16 : 8));
+  const int64_t step = rows <= 128 ? 8 : rows <= 512 ? 32 : rows <= 1024 ? 64 : rows <= 4096 ? 128 : 256;
   return (rows + step - 1) / step * step;
 }
 

@@ -74,7 +74,8 @@ class CublasLt {
   std::map<Key, cublasLtMatmulAlgo_t> own_;  // by rows as they are, where the rounded ones' does not work
 };
 
-// Rows are rounded up to this before cuBLAS is asked, so that prompts of any length meet few new shapes.
+// Rows are rounded up to this before cuBLASLt is asked, so that prompts of any length meet few new shapes. Not
+// beyond the next full tile: what is best for 2560 rows took 2176 rows 12 % longer than what is best for them.
 int64_t rounded_rows(int64_t rows);
 
 }  // namespace sluice::cuda

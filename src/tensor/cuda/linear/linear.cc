@@ -53,6 +53,10 @@ class CudaLinear final : public Linear {
   std::map<std::pair<int64_t, int64_t>, std::vector<const void*>> weights_;  // prepared, by N and K
 };
 
+// Above this many rows only every kSparseRows-th number is tried; those between get what cuBLASLt recommends.
+// To try all of up to 8192 would take four seconds.
+constexpr int64_t kDenseRows = 2304, kSparseRows = 1024;
+
 // The head's products are of logit rows, and float32.
 void CudaLinear::tune(const WorkspaceShape& step) {
   const auto begin = std::chrono::steady_clock::now();
@@ -63,7 +67,8 @@ void CudaLinear::tune(const WorkspaceShape& step) {
     TuneShape shape{n, k, head ? DType::f32 : DType::bf16, {}, weights};
     const int64_t most = rounded_rows(std::max(1, head ? step.max_logit_rows : step.max_tokens));
     for (int64_t rows = 1; (rows = rounded_rows(rows)) <= most; ++rows)
-      if (choose_linear({rows, n, k, shape.out}, context_.multiprocessors).way == LinearChoice::Way::cublaslt)
+      if ((rows <= kDenseRows || rows % kSparseRows == 0) &&
+          choose_linear({rows, n, k, shape.out}, context_.multiprocessors).way == LinearChoice::Way::cublaslt)
         shape.rows.push_back(rows);
     if (!shape.rows.empty()) shapes.push_back(std::move(shape));
   }
