@@ -201,7 +201,8 @@ Result<ModelSteps> make_steps(const ModelSpec& spec, const Weights& weights, Bac
                      .head_dim = spec.head_dim,
                      .max_context = context,
                      .vocab = spec.vocab,
-                     .max_logit_rows = logit_rows});
+                     .max_logit_rows = logit_rows,
+                     .kv = geometry});
   };
   if (is_card(device)) {
     reserve(wish.layout.max_length);

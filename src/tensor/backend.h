@@ -232,6 +232,7 @@ struct WorkspaceShape {
   int max_context = 0;
   int vocab = 0;
   int max_logit_rows = 0;  // R of one call of sample
+  KvGeometry kv;           // of the pool to come
 };
 
 class Backend {

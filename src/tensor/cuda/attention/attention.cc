@@ -38,11 +38,11 @@ class PagedAttention final : public Attention {
 };
 
 void PagedAttention::bind_pool(std::byte* pool, size_t bytes, const KvGeometry& geometry) {
+  CHECK(context_ && geometry.kv_heads == geometry_.kv_heads && geometry.head_dim == geometry_.head_dim &&
+            geometry.block_tokens == geometry_.block_tokens,
+        "attention was reserved for another pool");
   geometry_ = geometry;
   if (prefill_uses_wgmma(geometry)) pool_map_ = prefill_pool_map(pool, bytes, geometry);
-  prefill_prepare(geometry);
-  tile_rows_ = prefill_tile_rows(geometry);
-  CHECK(tile_rows_ >= kLeastTileRows);
 }
 
 // Cuts one allocation into arrays.
@@ -61,10 +61,13 @@ class Carver {
 };
 
 void PagedAttention::reserve(const WorkspaceShape& shape, const Context& context, Backend& backend) {
-  CHECK(tile_rows_ > 0, "the pool is bound before attention reserves");
   CHECK(shape.max_sequences <= kMaxSequences, "more sequences in a step than attention plans for");
   context_ = &context;
   heads_ = shape.max_heads;
+  geometry_ = shape.kv;
+  prefill_prepare(geometry_);
+  tile_rows_ = prefill_tile_rows(geometry_);
+  CHECK(tile_rows_ >= kLeastTileRows);
   const int ctas = decode_prepare(context, geometry_, heads_);
 
   Carver plan;
