@@ -32,6 +32,11 @@ __global__ void fill(uint16_t* data, size_t n, uint32_t seed) {
   }
 }
 
+// The clock that the card ran at between two of these: power, not the datasheet, decides it.
+__global__ void stamp(uint64_t* at) {  // ptx/ has no use for these
+  asm volatile("mov.u64 %0, %%clock64;\nmov.u64 %1, %%globaltimer;" : "=l"(at[0]), "=l"(at[1]));
+}
+
 void bench(const char* name, int heads, int kv_heads, int head_dim, const std::vector<Rows>& sequences,
            int window = 0, float softcap = 0) {
   const KvGeometry geometry{16, kLayers, kv_heads, head_dim, DType::bf16};
@@ -83,6 +88,8 @@ void bench(const char* name, int heads, int kv_heads, int head_dim, const std::v
   batch.groups = 1;
   prefill_wgmma_prepare(geometry);
   const CUtensorMap map = prefill_pool_map(pool.as<std::byte>(), pool_bytes, geometry);
+  const test::DeviceBytes stamps(32);
+  stamp<<<1, 1, 0, test::context().stream>>>(stamps.as<uint64_t>());
   const float ms = test::graph_ms(kLayers, 15, [&](int layer) {
     const KvLayer kv{pool.as<std::byte>(), KvRows(geometry).block_bytes(), layer % kLayers, 0};
     const AttentionArgs a{test::bf16_tensor(q.data(), tokens, int64_t(heads) * head_dim, q_stride),
@@ -96,6 +103,9 @@ void bench(const char* name, int heads, int kv_heads, int head_dim, const std::v
                           test::bf16_tensor(out.data(), tokens, int64_t(heads) * head_dim)};
     prefill_wgmma(test::context(), a, {d_count.as<int32_t>(), d_items.as<PrefillItem>()}, map);
   });
+  stamp<<<1, 1, 0, test::context().stream>>>(stamps.as<uint64_t>() + 2);
+  const auto at = test::download<uint64_t>(stamps.data(), 4);
+  const double ghz = double(at[2] - at[0]) / double(at[3] - at[1]);
   const double tflops = pairs * heads * head_dim * 4 / double(ms) / 1e9;
   std::printf("%-34s %9.1f us %7.1f TFLOP/s %5.1f %%\n", name, double(ms) * 1e3, tflops,
               100 * tflops / kCeiling);
@@ -107,6 +117,7 @@ void bench(const char* name, int heads, int kv_heads, int head_dim, const std::v
 int main() {
   using namespace sluice::cuda;
   using Sequences = std::vector<Rows>;
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   bench("16 x 512", 32, 8, 128, Sequences(16, {512, 0}));
   bench("1 x 4096", 32, 8, 128, {{4096, 0}});
   bench("1 x 16384", 32, 8, 128, {{16384, 0}});

@@ -28,13 +28,16 @@ constexpr int kGroupRows = 64;  // of one warpgroup
 constexpr int kGroups = kTileRows / kGroupRows;
 constexpr int kGroupThreads = 128;
 constexpr int kThreads = (1 + kGroups) * kGroupThreads;
-constexpr int kPanel = 64;            // columns that a 128-byte swizzle row holds
+constexpr int kPanel = 64;  // columns that a 128-byte swizzle row holds
+constexpr int kShortTiles = 8;
 constexpr int kNowhere = -(1 << 20);  // a row outside of the pool: reads as zeros
 constexpr float kLog2e = 1.4426950408889634f;
 
 // What differs by head width. At 256 columns the output takes 128 registers a thread, so scores get 32.
-template <int head_dim>
+// `pair`: 2 where two blocks with query heads of one kv head run as a cluster and share every tile.
+template <int head_dim, int pair>
 struct Shape {
+  static constexpr int kPair = pair;
   static constexpr int kColumns = head_dim;
   static constexpr int kPanels = head_dim / kPanel;
   static constexpr int kTokens = head_dim > 128 ? 64 : 128;
@@ -141,24 +144,44 @@ __device__ void load_tile(__nv_bfloat16* to, const CUtensorMap& pool, uint64_t* 
   __syncwarp();
   if (!source.active) return;
   const int panel = lane % S::kPanels;
-  ptx::copy_box(to + panel * S::kTokens * kPanel + source.block * block_tokens * kPanel, &pool, full,
-                panel * kPanel, row);
+  to += panel * S::kTokens * kPanel + source.block * block_tokens * kPanel;
+  if constexpr (S::kPair > 1) {
+    ptx::copy_box_to_all(to, &pool, full, panel * kPanel, row, (1 << S::kPair) - 1);
+  } else {
+    ptx::copy_box(to, &pool, full, panel * kPanel, row);
+  }
+}
+
+// Where contexts are short, blocks begin at different rounds of their tasks: tasks of one tile ask for four
+// times the bytes a product that tasks of many tiles do, and all blocks doing them at the same time would wait
+// for memory. With long contexts, blocks that walk the same keys at the same time find them in the L2.
+template <class S>
+__device__ int first_round(const Parameters& p, int rounds, int cluster) {
+  if (rounds == 0) return 0;
+  const PrefillItem& longest = p.items[0];
+  if (p.positions[longest.row_begin] >= kShortTiles * S::kTokens) return 0;
+  return cluster / max(1, p.heads_per_kv / S::kPair) % rounds;
 }
 
 template <class S>
 __device__ void produce(const Parameters& p, const CUtensorMap& pool, const CUtensorMap& queries,
                         Shared<S>& shared) {
   const int lane = threadIdx.x % 32;
-  const int tasks = *p.count * p.heads, blocks = S::kTokens / p.block_tokens;
+  const int rank = S::kPair > 1 ? int(ptx::cluster_rank()) : 0;
+  const int clusters = int(gridDim.x) / S::kPair, cluster = int(blockIdx.x) / S::kPair,
+            sets = p.heads / S::kPair;
+  const int tasks = *p.count * sets, blocks = S::kTokens / p.block_tokens;
   Turn<S::kTasks> task_turn;
   Turn<S::kStages> key_turn, value_turn;
-  for (int round = 0;; ++round) {
-    // Tasks are in order of falling length; every other round goes backwards, which evens out the blocks' sums.
-    const int index = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-    if (round * int(gridDim.x) >= tasks) break;
+  // Tasks are in order of falling length; every other round goes backwards, which evens out the blocks' sums.
+  const int rounds = (tasks + clusters - 1) / clusters;
+  const int start = first_round<S>(p, rounds, cluster);
+  for (int i = 0; i < rounds; ++i) {
+    const int round = i + start < rounds ? i + start : i + start - rounds;
+    const int index = round * clusters + (round % 2 ? clusters - 1 - cluster : cluster);
     if (index >= tasks) continue;
-    const PrefillItem item = p.items[index / p.heads];
-    const Task task = make_task<S>(p, item, index % p.heads);
+    const PrefillItem item = p.items[index / sets];
+    const Task task = make_task<S>(p, item, index % sets * S::kPair + rank);
     if (task.rows <= 0) continue;
 
     ptx::barrier_wait(&shared.task_empty[task_turn.stage], task_turn.parity ^ 1);
@@ -180,7 +203,7 @@ __device__ void produce(const Parameters& p, const CUtensorMap& pool, const CUte
     source.blocks = blocks;
     source.first_block = task.first / p.block_tokens;
     source.last_block = (task.position + task.rows - 1) / p.block_tokens;
-    source.active = source.block < blocks;
+    source.active = source.block < blocks && lane % S::kPair == rank;
     const int kv_head = task.head / p.heads_per_kv;
     int32_t row = source.row(p, task.tiles - 1, kv_head), next = source.row(p, task.tiles - 2, kv_head);
     const auto load_keys = [&](int32_t from) {
@@ -189,6 +212,7 @@ __device__ void produce(const Parameters& p, const CUtensorMap& pool, const CUte
       key_turn.advance();
     };
     load_keys(row);
+#pragma unroll 1
     for (int tile = task.tiles - 1; tile >= 0; --tile) {
       const int32_t after = source.row(p, tile - 2, kv_head);  // table reads run a tile ahead of their use
       if (tile > 0) load_keys(next);
@@ -281,35 +305,55 @@ __device__ __forceinline__ void cap_scores(float (&scores)[n], float scale) {
 }
 
 // The running softmax of this thread's two rows; `sum` is of this thread's columns only until the end.
+//
+// Weights are exponents relative to `base`, a maximum seen before, not always the latest: only where the scores
+// have outgrown it by a factor of 2^kSlack are sums rescaled (as FlashAttention-4 does). That is exact, since
+// numerator and denominator share the base, and spares nearly all of the products by the correction.
+constexpr float kSlack = 8;
+
 struct Softmax {
-  float max[2] = {-INFINITY, -INFINITY};
+  float base[2] = {-INFINITY, -INFINITY};  // exponent of 2
   float sum[2] = {0, 0};
 
-  // Scores become weights; returns what sums so far must be multiplied by.
+  // Scores become weights. True (for the warp) where sums so far must be multiplied by `correction`.
   template <int n>
-  __device__ __forceinline__ void update(float (&scores)[n], float scale, float (&correction)[2]) {
+  __device__ __forceinline__ bool update(float (&scores)[n], float scale, float (&correction)[2]) {
+    float top[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float top = max[r];
+      float part[4];
 #pragma unroll
-      for (int j = 0; j < n / 4; ++j) top = fmaxf(top, fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      const float base = top == -INFINITY ? 0 : top * scale;  // a row may see nothing of a tile
-      correction[r] = ptx::exp2_approx(max[r] * scale - base);
-      max[r] = top;
-      float total = 0;
+      for (int j = 0; j < n / 4; ++j) {
+        const float pair = fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]);
+        part[j % 4] = j < 4 ? pair : fmaxf(part[j % 4], pair);
+      }
+      top[r] = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2)) * scale;
+    const bool grown = __any_sync(~0u, top[0] > base[0] + kSlack || top[1] > base[1] + kSlack);
+    float subtract[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float old = base[r];
+      if (grown) base[r] = fmaxf(old, top[r]);
+      subtract[r] = base[r] == -INFINITY ? 0 : base[r];  // a row may see nothing of a tile
+      correction[r] = ptx::exp2_approx(old - subtract[r]);
+      float total[2] = {};
 #pragma unroll
       for (int j = 0; j < n / 4; ++j) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = scores[4 * j + 2 * r + e];
-          x = ptx::exp2_approx(x * scale - base);
-          total += x;
+          x = ptx::exp2_approx(x * scale - subtract[r]);
+          total[e] += x;
         }
       }
-      sum[r] = sum[r] * correction[r] + total;
+      sum[r] = sum[r] * correction[r] + (total[0] + total[1]);
     }
+    return grown;
   }
 };
 
@@ -367,8 +411,12 @@ __device__ void consume(const Parameters& p, Shared<S>& shared, int group) {
             theirs = 1 + (group + 1) % kGroups;  // named barriers: whose turn to start products
   Turn<S::kTasks> task_turn;
   Turn<S::kStages> key_turn, value_turn;
-  const auto release = [&](uint64_t* empty) {
-    if (lane == 0) ptx::barrier_arrive(empty);
+  const auto release = [&](uint64_t* empty) {  // of a tile: to all who write into it
+    if constexpr (S::kPair > 1) {
+      if (lane < S::kPair) ptx::barrier_arrive_in(empty, uint32_t(lane));
+    } else {
+      if (lane == 0) ptx::barrier_arrive(empty);
+    }
   };
   if (group == kGroups - 1) ptx::named_arrive(theirs, kGroups * kGroupThreads);  // the first group starts
 
@@ -390,7 +438,18 @@ __device__ void consume(const Parameters& p, Shared<S>& shared, int group) {
       if (tile + S::kTokens - 1 > group_position || tile < group_position + kGroupRows - p.window) {
         mask_scores(scores, row_position, tile, p.window);
       }
-      softmax.update(scores, p.score_scale, correction);
+      return softmax.update(scores, p.score_scale, correction);
+    };
+
+    const auto finish_outputs = [&](bool started) {
+      ptx::wgmma_wait_for<0>(outputs);
+      if (!started) return;
+      release(&shared.value_empty[value_turn.stage]);
+      value_turn.advance();
+    };
+    const auto rescale = [&] {
+#pragma unroll
+      for (int i = 0; i < S::kOutputs; ++i) outputs[i] *= correction[i / 2 % 2];
     };
 
 #pragma unroll
@@ -401,14 +460,18 @@ __device__ void consume(const Parameters& p, Shared<S>& shared, int group) {
     ptx::wgmma_wait_for<0>(scores);
     release(&shared.key_empty[key_turn.stage]);
     key_turn.advance();
-    to_weights(tile);
-    round_weights<S>(weights, scores);
+    bool grown = to_weights(tile);
     if (task.stale < task.stale_end) {
       ptx::barrier_wait(&shared.value_full[value_turn.stage], value_turn.parity);
       clear_stale<S>(shared.values[value_turn.stage], task, group);
     }
 
+    // The products of a turn are waited for in the next turn. (Waited for at the end of its own, the compiler
+    // moved the wait up, before the softmax, and nothing overlapped.)
     for (int left = task.tiles - 1; left > 0; --left) {
+      finish_outputs(left < task.tiles - 1);
+      if (grown) rescale();
+      round_weights<S>(weights, scores);
       tile -= S::kTokens;
       ptx::barrier_wait(&shared.key_full[key_turn.stage], key_turn.parity);
       ptx::named_sync(mine, kGroups * kGroupThreads);
@@ -419,14 +482,11 @@ __device__ void consume(const Parameters& p, Shared<S>& shared, int group) {
       ptx::wgmma_wait_for<1>(scores);
       release(&shared.key_empty[key_turn.stage]);
       key_turn.advance();
-      to_weights(tile);
-      ptx::wgmma_wait_for<0>(outputs);
-      release(&shared.value_empty[value_turn.stage]);
-      value_turn.advance();
-#pragma unroll
-      for (int i = 0; i < S::kOutputs; ++i) outputs[i] *= correction[i / 2 % 2];
-      round_weights<S>(weights, scores);
+      grown = to_weights(tile);
     }
+    finish_outputs(task.tiles > 1);
+    if (grown) rescale();
+    round_weights<S>(weights, scores);
     ptx::barrier_wait(&shared.value_full[value_turn.stage], value_turn.parity);
     start_outputs<S>(outputs, weights, shared.values[value_turn.stage]);
     float factor[2];
@@ -437,20 +497,17 @@ __device__ void consume(const Parameters& p, Shared<S>& shared, int group) {
       sum += __shfl_xor_sync(~0u, sum, 2);
       factor[r] = sum > 0 ? 1 / sum : 0;
     }
-    ptx::wgmma_wait_for<0>(outputs);
-    release(&shared.value_empty[value_turn.stage]);
-    value_turn.advance();
+    finish_outputs(true);
     store_rows<S>(p, task, outputs, factor, queries, warp_row);
     ptx::async_proxy_fence();
     __syncwarp();
-    release(&shared.task_empty[task_turn.stage]);
+    if (lane == 0) ptx::barrier_arrive(&shared.task_empty[task_turn.stage]);
   }
 }
 
 template <class S, bool capped>
-__global__ void __launch_bounds__(kThreads, 1)
-    prefill_kernel(const __grid_constant__ CUtensorMap pool, const __grid_constant__ CUtensorMap queries,
-                   const Parameters p) {
+__device__ __forceinline__ void prefill_block(const CUtensorMap& pool, const CUtensorMap& queries,
+                                              const Parameters& p) {
   extern __shared__ uint8_t raw[];
   Shared<S>& shared =
       *reinterpret_cast<Shared<S>*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t(1023));
@@ -462,23 +519,41 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     for (int i = 0; i < S::kStages; ++i) {
       ptx::barrier_init(&shared.key_full[i], 1);
-      ptx::barrier_init(&shared.key_empty[i], kWarps);
+      ptx::barrier_init(&shared.key_empty[i], kWarps * S::kPair);
       ptx::barrier_init(&shared.value_full[i], 1);
-      ptx::barrier_init(&shared.value_empty[i], kWarps);
+      ptx::barrier_init(&shared.value_empty[i], kWarps * S::kPair);
     }
     ptx::barrier_init_fence();
   }
-  __syncthreads();
+  if constexpr (S::kPair > 1) {
+    ptx::cluster_sync();
+  } else {
+    __syncthreads();
+  }
   let_next_start();
   wait_for_previous();
   const int group = threadIdx.x / kGroupThreads;
   if (group == 0) {
-    ptx::give_registers<24>();
+    ptx::give_registers<40>();
     if (threadIdx.x < 32) produce<S>(p, pool, queries, shared);
   } else {
-    ptx::take_registers<240>();
+    ptx::take_registers<232>();
     consume<S, capped>(p, shared, group - 1);
   }
+  if constexpr (S::kPair > 1) ptx::cluster_sync();  // the other may still write here
+}
+
+template <class S, bool capped>
+__global__ void __launch_bounds__(kThreads, 1)
+    prefill_kernel(const __grid_constant__ CUtensorMap pool, const __grid_constant__ CUtensorMap queries,
+                   const __grid_constant__ Parameters p) {
+  prefill_block<S, capped>(pool, queries, p);
+}
+template <class S, bool capped>
+__global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(2, 1, 1)
+    prefill_pair_kernel(const __grid_constant__ CUtensorMap pool, const __grid_constant__ CUtensorMap queries,
+                        const __grid_constant__ Parameters p) {
+  prefill_block<S, capped>(pool, queries, p);
 }
 
 template <class S>
@@ -486,16 +561,28 @@ constexpr size_t shared_bytes() {
   return sizeof(Shared<S>) + 1024;
 }
 
-// What exists: one line per head width.
-template <class F>
-void with_shape(int head_dim, const F& use) {
+using Kernel = void (*)(CUtensorMap, CUtensorMap, Parameters);
+struct Choice {
+  Kernel kernel;
+  size_t shared_bytes;
+  int pair;
+};
+// What exists. Pairs need two query heads of the same kv head.
+template <int head_dim>
+Choice choose(bool capped, bool paired) {
+  using One = Shape<head_dim, 1>;
+  using Two = Shape<head_dim, 2>;
+  if (paired && !capped) return {prefill_pair_kernel<Two, false>, shared_bytes<Two>(), 2};
+  return {capped ? prefill_kernel<One, true> : prefill_kernel<One, false>, shared_bytes<One>(), 1};
+}
+Choice choose(int head_dim, bool capped, bool paired) {
   switch (head_dim) {
     case 64:
-      return use(Shape<64>{});
+      return choose<64>(capped, paired);
     case 128:
-      return use(Shape<128>{});
+      return choose<128>(capped, paired);
     case 256:
-      return use(Shape<256>{});
+      return choose<256>(capped, paired);
   }
   CHECK(false, "no wgmma prefill for this head width");
 }
@@ -516,13 +603,11 @@ CUtensorMap prefill_pool_map(std::byte* pool, size_t bytes, const KvGeometry& g)
 }
 
 void prefill_wgmma_prepare(const KvGeometry& g) {
-  with_shape(g.head_dim, [](auto shape) {
-    using S = decltype(shape);
-    for (auto* kernel : {prefill_kernel<S, false>, prefill_kernel<S, true>}) {
-      CUDA_CHECK(
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes<S>())));
-    }
-  });
+  for (const auto& [capped, paired] : {std::pair{false, false}, {true, false}, {false, true}}) {
+    const Choice c = choose(g.head_dim, capped, paired);
+    CUDA_CHECK(
+        cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(c.shared_bytes)));
+  }
 }
 
 void prefill_wgmma(const Context& context, const AttentionArgs& a, const PrefillPlan& plan,
@@ -550,12 +635,9 @@ void prefill_wgmma(const Context& context, const AttentionArgs& a, const Prefill
   p.cap_scale = a.softcap > 0 ? 2 * kLog2e * a.scale / a.softcap : 0;
   const CUtensorMap queries =
       tensor_map_bf16(a.q.data, a.batch.tokens, a.q.cols, a.q.stride, kTileRows, kPanel, 128);
-  with_shape(a.geometry.head_dim, [&](auto shape) {
-    using S = decltype(shape);
-    auto* kernel = a.softcap > 0 ? prefill_kernel<S, true> : prefill_kernel<S, false>;
-    launch(context, kernel, dim3(unsigned(context.multiprocessors)), dim3(kThreads), shared_bytes<S>(),
-           pool_map, queries, p);
-  });
+  const Choice c = choose(a.geometry.head_dim, a.softcap > 0, p.heads_per_kv % 2 == 0);
+  const int grid = context.multiprocessors / c.pair * c.pair;
+  launch(context, c.kernel, dim3(unsigned(grid)), dim3(kThreads), c.shared_bytes, pool_map, queries, p);
 }
 
 }  // namespace sluice::cuda
