@@ -344,7 +344,7 @@ void add_logprobs(Row& r, SampleResult& result) {
       if (r.stats[s].max <= own) continue;
       rank += r.k.count_above(r.logits + s * kSlice, slice_size(r.vocab, int(s)), own);
     }
-    for (int i = 0; i < result.id; ++i) rank += r.logits[i] == own;
+    for (int i = 0; i < result.id; ++i) rank += finite(r.logits[i]) == own;
     result.rank = rank;
   }
   const int wanted = std::min({r.wish.top_logprobs, kMaxTopLogprobs, r.vocab});
