@@ -166,7 +166,8 @@ struct Rows {
       }
     }
     if (!masks) return;
-    const int lowest = job.window > 0 ? position - job.window + 1 : 0;
+    const int lowest =
+        job.window > 0 ? position - job.window + 1 : -kTileRows;  // of the first row; the second's is 8 more
 #pragma unroll
     for (int t = 0; t < kScoreTiles; ++t) {
 #pragma unroll

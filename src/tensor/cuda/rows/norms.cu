@@ -5,14 +5,12 @@
 //
 // The number of threads depends on the columns alone, never on the rows: equal rows give equal bits in any
 // batch.
-#include <cooperative_groups.h>
-
 #include "tensor/cuda/device/launch.h"
 #include "tensor/cuda/rows/rows.h"
 #include "tensor/cuda/rows/vec8.h"
 
 namespace sluice::cuda {
-int tune_norm_cluster = 0;
+int tune_norm_few = 512;
 namespace {
 
 struct NormJob {
@@ -28,7 +26,7 @@ struct NormJob {
 
 enum class Mode { norm, add_norm, post_add_norm };
 
-// The sum over the CTA, for every thread. One barrier; `partial` serves one sum only.
+// The sum over the CTA, for every thread. One barrier; `partial` serves one sum of a CTA only.
 template <int kWarps>
 __device__ __forceinline__ float block_sum(float value, float* partial) {
 #pragma unroll
@@ -61,21 +59,9 @@ __device__ __forceinline__ void multiply(Float8& f, float scale, const Float8& w
 }
 
 template <Mode kMode, int kVectors, int kWarps>
-__global__ void __launch_bounds__(kWarps * 32) norm_rows(const NormJob job) {
+__device__ __forceinline__ void norm_row(const NormJob& job, int row, const Float8 (&weight)[kVectors],
+                                         const Float8 (&post)[kVectors], float (&partial)[2][kWarps]) {
   constexpr int kThreads = kWarps * 32;
-  let_next_start();
-  __shared__ __align__(16) float partial[2][kWarps];
-  Float8 weight[kVectors]{}, post[kVectors]{};
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int at = int(threadIdx.x) + v * kThreads;
-    if (at >= job.vectors) continue;
-    weight[v] = load_weights(job.weight + at * kVec);
-    if constexpr (kMode == Mode::post_add_norm) post[v] = load_weights(job.post_weight + at * kVec);
-  }
-  wait_for_previous();
-
-  const int row = int(blockIdx.x);
   const auto* x = reinterpret_cast<const uint4*>(job.x + row * job.x_stride);
   auto* residual = reinterpret_cast<uint4*>(job.residual + row * job.residual_stride);
   auto* out = reinterpret_cast<uint4*>(job.out + row * job.out_stride);
@@ -117,64 +103,45 @@ __global__ void __launch_bounds__(kWarps * 32) norm_rows(const NormJob job) {
   }
 }
 
-// One vector per thread won over two and four for any number of rows (4096 columns, 1 / 2048 rows: 1.22 / 17.9
-// µs against 1.44 / 20.1 and 1.55 / 19.2), and a CTA per row over a smaller grid whose CTAs go from row to row
-// with the weights in registers (18.1 µs at best).
-template <Mode kMode, int kVectors, int kWarps>
-void launch_norm(const Context& context, const NormJob& job) {
-  launch(context, norm_rows<kMode, kVectors, kWarps>, dim3(unsigned(job.rows)), dim3(kWarps * 32), 0, job);
+// kFew: latency counts, so weights are brought before the wait. Else they are read through L1, which the CTAs
+// of a multiprocessor share; the loop over rows, of which every CTA has one, keeps the compiler from moving
+// these loads behind the reduction (that cost 10 % at 2,048 rows).
+template <Mode kMode, int kVectors, int kWarps, bool kFew>
+__global__ void __launch_bounds__(kWarps * 32) norm_rows(const NormJob job) {
+  constexpr int kThreads = kWarps * 32;
+  let_next_start();
+  __shared__ __align__(16) float partial[2][kWarps];
+  Float8 weight[kVectors]{}, post[kVectors]{};
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int at = (int(threadIdx.x) + v * kThreads) * kVec;
+    if (at >= job.vectors * kVec) continue;
+    weight[v] = kFew ? load_weights_here(job.weight + at) : load_weights(job.weight + at);
+    if constexpr (kMode == Mode::post_add_norm)
+      post[v] = kFew ? load_weights_here(job.post_weight + at) : load_weights(job.post_weight + at);
+  }
+  wait_for_previous();
+  if constexpr (kFew) {
+    norm_row<kMode, kVectors, kWarps>(job, int(blockIdx.x), weight, post, partial);
+  } else {
+    for (int row = int(blockIdx.x); row < job.rows; row += int(gridDim.x))
+      norm_row<kMode, kVectors, kWarps>(job, row, weight, post, partial);
+  }
 }
 
-namespace cg = cooperative_groups;
-template <Mode kMode, int kWarps, int kCluster>
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kWarps * 32)
-    norm_cluster(const NormJob job) {
-  let_next_start();
-  __shared__ __align__(16) float partial[kWarps * kCluster];
-  auto cluster = cg::this_cluster();
-  const int rank = int(cluster.block_rank());
-  const int at = rank * kWarps * 32 + int(threadIdx.x);
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-  const Float8 weight = load_weights(job.weight + at * kVec);
-  wait_for_previous();
-  const int row = int(blockIdx.x) / kCluster;
-  const auto* x = reinterpret_cast<const uint4*>(job.x + row * job.x_stride);
-  auto* residual = reinterpret_cast<uint4*>(job.residual + row * job.residual_stride);
-  auto* out = reinterpret_cast<uint4*>(job.out + row * job.out_stride);
-  const uint4 a = x[at], b = residual[at];
-  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-  Float8 sum[1] = {unpack(a)};
-  const Float8 before = unpack(b);
-#pragma unroll
-  for (int i = 0; i < kVec; ++i) sum[0].v[i] += before.v[i];
-  float value = squares(sum);
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(0xffffffffu, value, step);
-  if (threadIdx.x % 32 < kCluster)
-    *cluster.map_shared_rank(partial + rank * kWarps + threadIdx.x / 32, threadIdx.x % 32) = value;
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  residual[at] = pack(sum[0]);
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-  float total = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps * kCluster; ++w) total += partial[w];
-  const float scale = rsqrtf(total * job.inverse_columns + job.eps);
-  multiply(sum[0], scale, weight);
-  out[at] = pack(sum[0]);
+// Measured at 4,096 columns, 1 / 2,048 rows: one vector per thread 1.13 / 17.9 µs, two 1.44 / 20.1, four 1.55
+// / 19.2. A grid of 264 to 1,056 CTAs that go from row to row: 18.1 µs at best. One row on a cluster of 2, 4, 8
+// CTAs: 1.28, 1.22, 1.21 µs, so the cluster's barrier costs more than the shorter loads give.
+template <Mode kMode, int kVectors, int kWarps>
+void launch_norm(const Context& context, const NormJob& job) {
+  const bool few = job.rows <= tune_norm_few;
+  launch(context, few ? norm_rows<kMode, kVectors, kWarps, true> : norm_rows<kMode, kVectors, kWarps, false>,
+         dim3(unsigned(job.rows)), dim3(kWarps * 32), 0, job);
 }
 
 template <Mode kMode>
 void norm(const Context& context, const NormJob& job) {
   if (job.rows == 0) return;
-  if (kMode == Mode::add_norm && tune_norm_cluster && job.vectors == 512) {
-    if (tune_norm_cluster == 2)
-      launch(context, norm_cluster<kMode, 8, 2>, dim3(unsigned(job.rows) * 2), dim3(256), 0, job);
-    if (tune_norm_cluster == 4)
-      launch(context, norm_cluster<kMode, 4, 4>, dim3(unsigned(job.rows) * 4), dim3(128), 0, job);
-    if (tune_norm_cluster == 8)
-      launch(context, norm_cluster<kMode, 2, 8>, dim3(unsigned(job.rows) * 8), dim3(64), 0, job);
-    return;
-  }
   if (job.vectors <= 128) return launch_norm<kMode, 1, 4>(context, job);
   if (job.vectors <= 256) return launch_norm<kMode, 1, 8>(context, job);
   if (job.vectors <= 512) return launch_norm<kMode, 1, 16>(context, job);

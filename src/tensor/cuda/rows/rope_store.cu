@@ -10,7 +10,7 @@
 #include "tensor/cuda/rows/vec8.h"
 
 namespace sluice::cuda {
-int tune_rope_threads = 0;
+int tune_rope_threads = 0, tune_rope_few = 64;
 namespace {
 
 constexpr int kMaxHeadDim = 256;
@@ -27,6 +27,7 @@ struct RopeJob {
   int heads, kv_heads, head_dim, rotary;
   const float *q_norm, *k_norm, *inv_freq;
   float eps, inverse_columns, magnitude;
+  bool few;  // rows: latency counts
 };
 
 // Where a row's k or v head goes in the cache; null: a padding row, nothing is stored.
@@ -57,7 +58,7 @@ __device__ __forceinline__ float2 turn(const RopeJob& job, int position, int i) 
 }
 
 // kLanes threads per head, two vectors each: the halves of eight rotated pairs, or two vectors that pass.
-template <int kLanes>
+template <int kLanes, bool kNorms>
 __global__ void __launch_bounds__(512) rope_store_vectors(const RopeJob job) {
   let_next_start();
   __shared__ __align__(16) float cosines[kMaxHeadDim / 2], sines[kMaxHeadDim / 2];
@@ -70,26 +71,31 @@ __global__ void __launch_bounds__(512) rope_store_vectors(const RopeJob job) {
   const bool has_first = exists && first * kVec < job.head_dim,
              has_second = exists && second * kVec < job.head_dim;
 
+  auto* at = job.qkv + row * job.stride + head * job.head_dim;
+  uint4 a_bits{}, b_bits{};
+  const auto load = [&] {
+    wait_for_previous();
+    if (has_first) a_bits = reinterpret_cast<const uint4*>(at)[first];
+    if (has_second) b_bits = reinterpret_cast<const uint4*>(at)[second];
+  };
+  if (!job.few) load();
   const int position = job.positions[row];
   const Place place = place_of(job, row, position);
+  const float* norm = is_q ? job.q_norm : rotates ? job.k_norm : nullptr;
+  Float8 a_weight{}, b_weight{};
+  if constexpr (kNorms) {
+    if (norm && has_first) a_weight = load_weights_here(norm + first * kVec);
+    if (norm && has_second) b_weight = load_weights_here(norm + second * kVec);
+  }
   for (int i = int(threadIdx.x); i < job.rotary / 2; i += int(blockDim.x)) {
     const float2 t = turn(job, position, i);
     cosines[i] = t.x, sines[i] = t.y;
   }
-  const float* norm = is_q ? job.q_norm : rotates ? job.k_norm : nullptr;
-  Float8 a_weight{}, b_weight{};
-  if (norm && has_first) a_weight = load_weights(norm + first * kVec);
-  if (norm && has_second) b_weight = load_weights(norm + second * kVec);
-  wait_for_previous();
-
-  auto* at = job.qkv + row * job.stride + head * job.head_dim;
-  uint4 a_bits{}, b_bits{};
-  if (has_first) a_bits = reinterpret_cast<const uint4*>(at)[first];
-  if (has_second) b_bits = reinterpret_cast<const uint4*>(at)[second];
+  if (job.few) load();
   __syncthreads();
   if (rotates) {  // the same for all lanes of a head
     Float8 a = unpack(a_bits), b = unpack(b_bits);
-    if (norm) {
+    if (kNorms && norm) {
       float squares = 0;
 #pragma unroll
       for (int i = 0; i < kVec; ++i) squares += a.v[i] * a.v[i] + b.v[i] * b.v[i];
@@ -157,14 +163,11 @@ __global__ void __launch_bounds__(kPlainWarps * 32) rope_store_plain(const RopeJ
 
 template <int kLanes>
 void launch_vectors(const Context& context, const RopeJob& job, int rows) {
-  // Few rows: small CTAs on many multiprocessors. Many: a row's heads share the angles of one CTA.
   const int items = (job.heads + 2 * job.kv_heads) * kLanes;
-  const int threads = std::min(tune_rope_threads ? tune_rope_threads
-                               : rows <= 64      ? 128
-                                                 : 512,
-                               (items + 31) / 32 * 32);
-  launch(context, rope_store_vectors<kLanes>, dim3(rows, (items + threads - 1) / threads), dim3(threads), 0,
-         job);
+  const int threads = std::min(tune_rope_threads ? tune_rope_threads : 128, (items + 31) / 32 * 32);
+  launch(context,
+         job.q_norm || job.k_norm ? rope_store_vectors<kLanes, true> : rope_store_vectors<kLanes, false>,
+         dim3(unsigned(rows), unsigned((items + threads - 1) / threads)), dim3(unsigned(threads)), 0, job);
 }
 
 }  // namespace
@@ -198,7 +201,8 @@ void rope_store_kv(const Context& context, const RopeStoreArgs& a) {
                        .inv_freq = a.inv_freq,
                        .eps = a.norm_eps,
                        .inverse_columns = 1 / float(g.head_dim),
-                       .magnitude = a.rope_magnitude};
+                       .magnitude = a.rope_magnitude,
+                       .few = rows <= tune_rope_few};
   if (a.rotary % (2 * kVec) != 0) {
     const int heads = a.heads + 2 * g.kv_heads;
     launch(context, rope_store_plain, dim3(rows, (heads + kPlainWarps - 1) / kPlainWarps),
