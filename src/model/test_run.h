@@ -33,6 +33,8 @@ class TestRun {
     weights_ = std::move(*loaded);
     decoder_ = std::make_unique<Decoder>(spec_, groups_, weights_, *backend_, kMaxTokens, kLogitRows);
     staging_ = backend_->alloc(kStaged * sizeof(int32_t));
+    pool_.geometry = {kBlockTokens, groups_.layers_per_group, spec_.kv_heads, spec_.head_dim,
+                      backend_->kv_dtype()};
     WorkspaceShape shape;
     shape.max_tokens = kMaxTokens;
     shape.max_sequences = kMaxSequences;
@@ -42,14 +44,11 @@ class TestRun {
     shape.max_context = kBlockTokens * kMaxBlocksPerSequence;
     shape.vocab = spec_.vocab;
     shape.max_logit_rows = kLogitRows;
-    decoder_ = std::make_unique<Decoder>(spec_, groups_, weights_, *backend_, kMaxTokens, kLogitRows);
-    staging_ = backend_->alloc(
-        size_t(6 * kMaxTokens + kMaxLayerGroups * kMaxSequences * kMaxBlocksPerSequence) * sizeof(int32_t));
+    shape.kv = pool_.geometry;
     backend_->reserve(shape);
-    pool_.geometry = {kBlockTokens, groups_.layers_per_group, spec_.kv_heads, spec_.head_dim,
-                      backend_->kv_dtype()};
     pool_.block_bytes = backend_->kv_block_bytes(pool_.geometry);
     memory_ = backend_->alloc_pool(pool_.block_bytes * kBlocks, pool_.geometry);
+    CHECK(memory_.data() && staging_.data());
     pool_.data = memory_.as<std::byte>();
   }
 
