@@ -32,6 +32,9 @@ struct Shape {
   static constexpr int kThreads = kConsumers + 32;
   static constexpr int kInputBoxBytes = kRows * kRowBytes;
   static constexpr int kSums = kRows / 2;  // of a thread and 64-row block
+  // Sums kept apart, by columns: products into the same registers wait for one another, about 60 cycles each,
+  // and with few rows that is longer than the memory takes to bring the next stage.
+  static constexpr int kChains = kRows <= 16 ? 4 : kRows == 32 ? 2 : 1;
 };
 
 struct Job {
@@ -62,7 +65,7 @@ struct Shares {
 struct Barriers {
   uint64_t full[kMaxStages];
   uint64_t empty[kMaxStages];
-  int last_to_arrive;
+  bool votes[2];
 };
 
 // The stages in shared memory: per box of columns the tile's rows, then per box x's rows.
@@ -101,48 +104,59 @@ struct Producer {
   int peer;
   uint64_t policy = ptx::evict_first_policy();
 
-  __device__ int first_row(int unit) const { return (unit / job.tile_units * S::kPeers + peer) * job.tile; }
-  __device__ int first_column(int unit) const { return unit % job.tile_units * S::kDepth; }
+  // Where a unit's boxes lie in w. Counted up, since divisions would cost more than all else here.
+  struct Cursor {
+    int k, column, row;
+  };
+  __device__ Cursor at(int unit) const {
+    const int tile = unit / job.tile_units, k = unit - tile * job.tile_units;
+    return {k, k * S::kDepth, (tile * S::kPeers + peer) * job.tile};
+  }
+  __device__ void next(Cursor& c) const {
+    c.column += S::kDepth;
+    if (++c.k == job.tile_units) c = {0, 0, c.row + S::kPeers * job.tile};
+  }
 
-  __device__ void load_weights(int slot, int unit) const {
+  __device__ void load_weights(int slot, const Cursor& c) const {
     uint64_t* full = &ring.barriers->full[slot];
     ptx::barrier_expect_bytes(full, uint32_t(ring.stage_bytes()));
 #pragma unroll
     for (int box = 0; box < S::kBoxes; ++box)
-      ptx::copy_box(ring.weights(slot, box), weights, full, first_column(unit) + box * kBox, first_row(unit),
-                    policy);
+      ptx::copy_box(ring.weights(slot, box), weights, full, c.column + box * kBox, c.row, policy);
   }
-  __device__ void prefetch_weights(int unit) const {
+  __device__ void prefetch_weights(const Cursor& c) const {
 #pragma unroll
-    for (int box = 0; box < S::kBoxes; ++box)
-      ptx::prefetch_box(weights, first_column(unit) + box * kBox, first_row(unit));
+    for (int box = 0; box < S::kBoxes; ++box) ptx::prefetch_box(weights, c.column + box * kBox, c.row);
   }
-  __device__ void load_inputs(int slot, int unit) const {
+  __device__ void load_inputs(int slot, const Cursor& c) const {
     constexpr int kShare = S::kRows / S::kPeers;
 #pragma unroll
     for (int box = 0; box < S::kBoxes; ++box) {
       uint8_t* to = ring.inputs(slot, box) + peer * kShare * kRowBytes;
-      const int column = first_column(unit) + box * kBox;
+      uint64_t* full = &ring.barriers->full[slot];
       if constexpr (S::kPeers == 1)
-        ptx::copy_box(to, inputs, &ring.barriers->full[slot], column, 0);
+        ptx::copy_box(to, inputs, full, c.column + box * kBox, 0);
       else
-        ptx::copy_box_to_cluster(to, inputs, &ring.barriers->full[slot], column, peer * kShare,
-                                 (1 << S::kPeers) - 1);
+        ptx::copy_box_to_cluster(to, inputs, full, c.column + box * kBox, peer * kShare, (1 << S::kPeers) - 1);
     }
   }
 
   __device__ void run(int begin, int end) const {
-    const int head = min(end, begin + job.stages);
-    for (int unit = begin; unit < head; ++unit) load_weights(unit - begin, unit);
-    for (int unit = head; unit < min(end, head + job.prefetch); ++unit) prefetch_weights(unit);
+    const int head = min(end - begin, job.stages), ahead = min(end - begin - head, job.prefetch);
+    const Cursor first = at(begin);
+    Cursor cursor = first;
+    for (int i = 0; i < head; ++i, next(cursor)) load_weights(i, cursor);
+    const Cursor rest = cursor;
+    for (int i = 0; i < ahead; ++i, next(cursor)) prefetch_weights(cursor);
     wait_for_previous();
-    for (int unit = begin; unit < head; ++unit) load_inputs(unit - begin, unit);
+    cursor = first;
+    for (int i = 0; i < head; ++i, next(cursor)) load_inputs(i, cursor);
+    cursor = rest;
     Place place;
-    for (int unit = head; unit < end; ++unit) {
+    for (int i = begin + head; i < end; ++i, next(cursor), place.next(job.stages)) {
       ptx::barrier_wait(&ring.barriers->empty[place.slot], place.round);
-      load_weights(place.slot, unit);
-      load_inputs(place.slot, unit);
-      place.next(job.stages);
+      load_weights(place.slot, cursor);
+      load_inputs(place.slot, cursor);
     }
   }
 };
@@ -156,8 +170,9 @@ struct Consumer {
   const int team, peer;
   const int thread = int(threadIdx.x);
   const int group = thread / 128;
+  int votes = 0;
 
-  float sums[S::kBlocks][S::kSums];
+  float sums[S::kChains][S::kBlocks][S::kSums];
 
   __device__ void multiply(int slot) {
 #pragma unroll
@@ -170,7 +185,8 @@ struct Consumer {
 #pragma unroll
         for (int block = 0; block < S::kBlocks; ++block) {
           const uint64_t w = ptx::swizzled_factor(rows + block * 64 * kRowBytes);
-          ptx::wgmma<S::kRows>(sums[block], w + piece * ptx::kPieceStep, x + piece * ptx::kPieceStep);
+          ptx::wgmma<S::kRows>(sums[piece % S::kChains][block], w + piece * ptx::kPieceStep,
+                               x + piece * ptx::kPieceStep);
         }
     }
   }
@@ -190,12 +206,20 @@ struct Consumer {
     for (int unit = begin; unit < end;) {
       const int tile = unit / job.tile_units;
       const int count = min((tile + 1) * job.tile_units, end) - unit;
+      const bool partial = count < job.tile_units;
+      Joint joint;
+      if (partial)
+        joint = {shares.owner(tile * job.tile_units), shares.owner((tile + 1) * job.tile_units - 1), tile};
+
       int before = 0;
 #pragma unroll
-      for (int b = 0; b < S::kBlocks; ++b)
+      for (auto& chain : sums)
 #pragma unroll
-        for (float& sum : sums[b]) sum = 0;
+        for (auto& block : chain)
+#pragma unroll
+          for (float& sum : block) sum = 0;
       for (int i = 0; i < count; ++i) {
+        if (partial && i + 1 == count) joint.arrived = peek(joint);
         ptx::barrier_wait(&ring.barriers->full[place.slot], place.round);
         ptx::wgmma_fence();
         multiply(place.slot);
@@ -207,9 +231,19 @@ struct Consumer {
       }
       ptx::wgmma_wait<0>();
       release(before);
-      if (count == job.tile_units || join(tile)) store(tile);
+      add_chains();
+      if (!partial || join(joint)) store(tile);
       unit += count;
     }
+  }
+
+  __device__ void add_chains() {
+#pragma unroll
+    for (int chain = 1; chain < S::kChains; ++chain)
+#pragma unroll
+      for (int b = 0; b < S::kBlocks; ++b)
+#pragma unroll
+        for (int i = 0; i < S::kSums; ++i) sums[0][b][i] += sums[chain][b][i];
   }
 
   // A team has at most two partial tiles: one that it did not begin, and one that it began.
@@ -218,26 +252,23 @@ struct Consumer {
     return reinterpret_cast<float4*>(job.parts + (int64_t(of_team * S::kPeers + peer) * 2 + began) * kFloats) +
            thread;
   }
-  // Leaves this team's part for the others; true: all are there, and `sums` is their sum, in the order of k.
-  __device__ bool join(int tile) {
-    const int first = shares.owner(tile * job.tile_units), last = shares.owner((tile + 1) * job.tile_units - 1);
-    int* arrived = &job.arrived[tile * S::kPeers + peer];
-    float4* mine = part(team, team == first);
-#pragma unroll
-    for (int b = 0; b < S::kBlocks; ++b)
-#pragma unroll
-      for (int i = 0; i < S::kSums; i += 4)
-        __stcg(mine + (b * S::kSums + i) / 4 * S::kConsumers,
-               make_float4(sums[b][i], sums[b][i + 1], sums[b][i + 2], sums[b][i + 3]));
-    wait_for_each_other();
-    if (thread == 0) {  // its fences speak for all, who met at the barrier
-      __threadfence();
-      ring.barriers->last_to_arrive = atomicAdd(arrived, 1) == last - first;
-      if (ring.barriers->last_to_arrive) *arrived = 0;  // for the next product
-      __threadfence();
+  // A tile whose columns several teams share out, from `first` to `last`.
+  struct Joint {
+    int first, last, tile;
+    int arrived;  // teams, when thread 0 looked
+  };
+  __device__ int* arrivals(const Joint& j) const { return &job.arrived[j.tile * S::kPeers + peer]; }
+  __device__ int peek(const Joint& j) const {
+    return thread == 0 ? *static_cast<const volatile int*>(arrivals(j)) : 0;
+  }
+  // True: all parts are there, and sums[0] is their sum, in the order of k. Else this team's part was left for
+  // the last.
+  __device__ bool join(const Joint& j) {
+    const int first = j.first, last = j.last;
+    if (!all_others_arrived(j)) {
+      leave_part(part(team, team == first));
+      if (!arrive_last(j)) return false;
     }
-    wait_for_each_other();
-    if (!ring.barriers->last_to_arrive) return false;
     if (team > first) add_parts_before(first);
     for (int from = team + 1; from <= last; ++from) {
       const float4* theirs = part(from, false);
@@ -246,10 +277,43 @@ struct Consumer {
 #pragma unroll
         for (int i = 0; i < S::kSums; i += 4) {
           const float4 v = __ldcg(theirs + (b * S::kSums + i) / 4 * S::kConsumers);
-          sums[b][i] += v.x, sums[b][i + 1] += v.y, sums[b][i + 2] += v.z, sums[b][i + 3] += v.w;
+          sums[0][b][i] += v.x, sums[0][b][i + 1] += v.y, sums[0][b][i + 2] += v.z, sums[0][b][i + 3] += v.w;
         }
     }
     return true;
+  }
+  // Mostly a team finds the others' parts there already, since a team's first tile is the other's last; so it
+  // looks (while its last stage is under way) before it writes.
+  __device__ bool all_others_arrived(const Joint& j) {
+    const bool all = thread == 0 && j.arrived == j.last - j.first;
+    if (all) *arrivals(j) = 0;  // for the next product
+    if (thread == 0) __threadfence();
+    return first_thread_says(all);
+  }
+  __device__ void leave_part(float4* mine) const {
+#pragma unroll
+    for (int b = 0; b < S::kBlocks; ++b)
+#pragma unroll
+      for (int i = 0; i < S::kSums; i += 4)
+        __stcg(mine + (b * S::kSums + i) / 4 * S::kConsumers,
+               make_float4(sums[0][b][i], sums[0][b][i + 1], sums[0][b][i + 2], sums[0][b][i + 3]));
+  }
+  __device__ bool arrive_last(const Joint& j) {
+    wait_for_each_other();
+    bool all = false;
+    if (thread == 0) {  // its fences speak for all, who met at the barrier
+      __threadfence();
+      all = atomicAdd(arrivals(j), 1) == j.last - j.first;
+      if (all) *arrivals(j) = 0;
+      __threadfence();
+    }
+    return first_thread_says(all);
+  }
+  __device__ bool first_thread_says(bool value) {
+    bool* slot = &ring.barriers->votes[votes++ % 2];
+    if (thread == 0) *slot = value;
+    wait_for_each_other();
+    return *slot;
   }
   __device__ void add_parts_before(int first) {
     constexpr int kChunk = S::kSums < 32 ? S::kSums : 32;
@@ -267,7 +331,7 @@ struct Consumer {
           }
         }
 #pragma unroll
-        for (int e = 0; e < kChunk; ++e) sums[b][i + e] += before[e];
+        for (int e = 0; e < kChunk; ++e) sums[0][b][i + e] += before[e];
       }
   }
 
@@ -287,7 +351,7 @@ struct Consumer {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             const int row = i / 4 * 8 + lane % 4 * 2 + e;
-            if (row < job.m) out[row * job.out_stride + column] = Out(sums[b][i + e] + bias);
+            if (row < job.m) out[row * job.out_stride + column] = Out(sums[0][b][i + e] + bias);
           }
       }
   }

@@ -1,6 +1,8 @@
-// cuda_linear_bench [quick]: the streaming product over the shapes of an 8B model, weights rotated past the L2,
-// in a graph; then the products of a decode step one after the other. One line each: us, GB/s, share of what a
-// read-only kernel reaches on an H200 (4.56 TB/s).
+// cuda_stream_gemm_bench [table|tune] [rows ...]: the streaming product over the shapes of an 8B model, weights
+// rotated past the L2, in a graph, and the products of a decode step one after the other. One line each: us,
+// GB/s, share of what a read-only kernel reaches on an H200 (4.56 TB/s). `tune` tries everything that was
+// compiled and prints the best.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -88,49 +90,51 @@ constexpr Row kRows[] = {{"qkv", 6144, 4096, false},
                          {"down", 4096, 14336, false},
                          {"head", 128256, 4096, true}};
 
-StreamConfig with(StreamConfig c, int tile, int depth, int ring_kb, int prefetch) {
-  c.tile = tile, c.depth = depth, c.prefetch = prefetch;
-  c.stages = int(std::min<int64_t>(32, ring_kb * 1024 / stream_stage_bytes(c)));
-  return c;
+StreamConfig choice(int64_t m, const Row& r) {
+  return choose_linear({m, r.n, r.k, r.f32 ? DType::f32 : DType::bf16}, context().multiprocessors).stream;
+}
+void print_line(const Row& r, int64_t m, double us, const StreamConfig& c) {
+  const double bytes = double(r.n) * double(r.k) * 2;
+  std::printf("%-8s m %3d  %7.2f us  %5.0f GB/s  %5.1f %%  %s\n", r.name, int(m), us, bytes / us / 1e3,
+              100 * bytes / (us * 1e-6) / kCeiling, LinearChoice{LinearChoice::Way::stream, c}.text().c_str());
+  std::fflush(stdout);
 }
 
 void table(Bench& bench, int64_t m) {
-  for (const Row& r : kRows) {
-    const LinearChoice choice =
-        choose_linear({m, r.n, r.k, r.f32 ? DType::f32 : DType::bf16}, context().multiprocessors);
-    if (choice.way != LinearChoice::Way::stream) continue;
-    const double us = bench.shape_us(m, r.n, r.k, r.f32, choice.stream);
-    const double bytes = double(r.n) * double(r.k) * 2;
-    std::printf("%-8s m %3d  %7.2f us  %5.0f GB/s  %5.1f %%  %s\n", r.name, int(m), us, bytes / us / 1e3,
-                100 * bytes / (us * 1e-6) / kCeiling, choice.text().c_str());
+  for (const Row& r : kRows)
+    if (const StreamConfig c = choice(m, r); c.rows) print_line(r, m, bench.shape_us(m, r.n, r.k, r.f32, c), c);
+  for (int between : {0, 1, 2}) {
+    const double ms = bench.chain_ms(
+        m,
+        [&](int n, int k) {
+          return choice(m, {"", n, k, false});
+        },
+        between);
+    std::printf("32 layers m %3d, %d small kernels after each product: %.3f ms, %.1f %%\n", int(m), between, ms,
+                100 * 32 * 436.2e6 / (ms * 1e-3) / kCeiling);
   }
 }
 
-// Which tile, depth, ring and prefetch: one line per variant, us per shape and the chain's ms.
-void variants(Bench& bench, int64_t m) {
-  std::printf(
-      "m %d, us: qkv, o, gate+up, down; ms of 32 layers with 0, 1, 2 small kernels after each product (floor "
-      "%.2f)\n",
-      int(m), 32 * 436.2e6 / kCeiling * 1e3);
-  const StreamConfig base = choose_linear({m, 4096, 4096, DType::bf16}, context().multiprocessors).stream;
-  const auto line = [&](int tile, int depth, int ring_kb, int prefetch) {
-    const StreamConfig c = with(base, tile, depth, ring_kb, prefetch);
-    if (!stream_gemm_supports(c)) return;
-    std::printf("  tile %3d x %3d, %2d stages, %2d ahead:", tile, depth, c.stages, prefetch);
-    for (const Row& r : kRows)
-      if (!r.f32) std::printf(" %7.2f", bench.shape_us(m, r.n, r.k, r.f32, c));
-    for (int between : {0, 1, 2})
-      std::printf("  %.3f", bench.chain_ms(
-                                m, [&](int, int) { return c; }, between));
-    std::printf("\n");
-    std::fflush(stdout);
-  };
-  for (auto [tile, depth] : {std::pair{64, 64}, {64, 128}, {128, 64}})
-    for (int ring_kb : {108, 216})
-      for (int prefetch_kb : {0, 64, 128, 256}) {
-        if (ring_kb == 216 && prefetch_kb != 64) continue;
-        line(tile, depth, ring_kb, prefetch_kb * 1024 / (tile * depth * 2));
-      }
+void tune(Bench& bench, int64_t m) {
+  for (const Row& r : kRows) {
+    std::vector<std::pair<double, StreamConfig>> tried;
+    for (int tile = 16; tile <= 128; tile += 8)
+      for (int depth : {64, 128})
+        for (int peers : {1, 2})
+          for (int ring_kb : {108, 208})
+            for (bool whole : {false, true}) {
+              StreamConfig c = choice(m, r);
+              c.tile = tile, c.depth = depth, c.peers = peers, c.whole_tiles = whole;
+              c.stages = int(std::min<int64_t>(32, ring_kb * 1024 / stream_stage_bytes(c)));
+              const int64_t tiles = (r.n + tile - 1) / tile, rounds = (tiles + 131) / 132;
+              // Whole tiles must fill the card well; shared ones may as well be of full height.
+              if (whole ? tiles < rounds * 120 : tile % 64 != 0) continue;
+              if (stream_gemm_supports(c)) tried.emplace_back(bench.shape_us(m, r.n, r.k, r.f32, c), c);
+            }
+    std::sort(tried.begin(), tried.end(), [](auto& a, auto& b) { return a.first < b.first; });
+    for (size_t i = 0; i < std::min<size_t>(5, tried.size()); ++i)
+      print_line(r, m, tried[i].first, tried[i].second);
+  }
 }
 
 void run(int argc, char** argv) {
@@ -141,8 +145,8 @@ void run(int argc, char** argv) {
     for (int i = 2; i < argc; ++i) rows.push_back(std::atoi(argv[i]));
   }
   for (int64_t m : rows) {
-    if (argc > 1 && !std::strcmp(argv[1], "variants"))
-      variants(bench, m);
+    if (argc > 1 && !std::strcmp(argv[1], "tune"))
+      tune(bench, m);
     else
       table(bench, m);
   }
