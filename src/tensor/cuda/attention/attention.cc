@@ -32,7 +32,8 @@ class PagedAttention final : public Attention {
   Buffer plan_memory_, scratch_memory_;
   std::array<DecodePlan, kMaxWindows> plans_;  // the first known_ are of windows that layers have asked for
   int known_ = 0;
-  int planned_ = 0;  // of the known, those that this step has plans for
+  bool decoded_ = false;  // in this step, and nothing was planned since
+  int planned_ = 0;       // of the known, those that this step has plans for
   PrefillPlan prefill_plan_{};
   DecodeScratch scratch_;
 };
@@ -82,7 +83,6 @@ void PagedAttention::reserve(const WorkspaceShape& shape, const Context& context
   plan_memory_ = backend.alloc(plan.bytes());
   Carver scratch;
   const size_t softmax_at = scratch.add<float2>(decode_scratch_pairs(geometry_, heads_, ctas));
-  const size_t tickets_at = scratch.add<int32_t>(size_t(kMaxSequences) * size_t(geometry_.kv_heads));
   const size_t sums_at = scratch.add<float>(decode_scratch_floats(geometry_, heads_, ctas));
   scratch_memory_ = backend.alloc(scratch.bytes());
   CHECK(plan_memory_.data() && scratch_memory_.data(), "no device memory is left for attention's scratch");
@@ -92,14 +92,15 @@ void PagedAttention::reserve(const WorkspaceShape& shape, const Context& context
     plans_[i] = {reinterpret_cast<DecodeEntry*>(p + entries_at[i]),
                  reinterpret_cast<DecodeShare*>(p + shares_at[i]), ctas, 0};
   prefill_plan_ = {reinterpret_cast<int32_t*>(p + count_at), reinterpret_cast<PrefillItem*>(p + items_at)};
-  scratch_ = {reinterpret_cast<float*>(s + sums_at), reinterpret_cast<float2*>(s + softmax_at),
-              reinterpret_cast<int32_t*>(s + tickets_at)};
+  scratch_ = {reinterpret_cast<float*>(s + sums_at), reinterpret_cast<float2*>(s + softmax_at)};
+  decode_clear(context, scratch_, geometry_, heads_, ctas);
 }
 
 void PagedAttention::begin_step(const BatchInput& batch, const KvGeometry& geometry, int heads) {
   CHECK(context_ && heads == heads_ && geometry.kv_heads == geometry_.kv_heads &&
             geometry.head_dim == geometry_.head_dim && geometry.block_tokens == geometry_.block_tokens,
         "attention was reserved for other heads");
+  decoded_ = false;
   planned_ = batch.one_row_sequences > 0 ? known_ : 0;
   const bool prefill = batch.one_row_sequences < batch.sequences;
   make_plans(*context_, batch, geometry.kv_heads, std::span(plans_).first(size_t(planned_)), prefill_plan_,
@@ -121,12 +122,17 @@ const DecodePlan& PagedAttention::decode_plan(const AttentionArgs& a) {
     const auto missing = std::span(plans_).subspan(size_t(planned_), size_t(i + 1 - planned_));
     make_plans(*context_, a.batch, a.geometry.kv_heads, missing, prefill_plan_, 0);
     planned_ = i + 1;
+    decoded_ = false;
   }
   return plan;
 }
 
 void PagedAttention::run(const AttentionArgs& a) {
-  if (a.batch.one_row_sequences > 0) decode(*context_, a, decode_plan(a), scratch_);
+  if (a.batch.one_row_sequences > 0) {
+    const DecodePlan& plan = decode_plan(a);
+    decode(*context_, a, plan, scratch_, decoded_);
+    decoded_ = true;
+  }
   if (a.batch.one_row_sequences < a.batch.sequences) {
     if (prefill_uses_wgmma(geometry_))
       prefill_wgmma(*context_, a, prefill_plan_, pool_map_);
