@@ -1,0 +1,259 @@
+// What one warp of the decode kernel does: walk its share of the plan, load tiles of keys and values, attend to
+// them.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cmath>
+
+#include "tensor/cuda/attention/decode.h"
+#include "tensor/cuda/ptx/copy_async.h"
+#include "tensor/cuda/ptx/mma.h"
+
+namespace sluice::cuda {
+
+constexpr int kTileTokens = 16;
+constexpr int kWarps = 4;
+constexpr float kLog2E = 1.44269504f;
+
+struct DecodeArgs {
+  const __nv_bfloat16* q;
+  __nv_bfloat16* out;
+  const std::byte* keys;  // of the layer, in block 0
+  const int32_t* table;
+  const DecodeEntry* entries;
+  const DecodeShare* shares;
+  DecodeScratch scratch;
+  int64_t q_stride, out_stride;  // elements
+  int64_t block_bytes;
+  int value_bytes, head_bytes;  // from keys to values, from head to head
+  int table_stride, block_shift;
+  int kv_heads, group, head_dim;
+  float scale;  // of q·k, base 2 folded in (without a soft cap)
+  bool plan_is_done;
+  float softcap;      // base 2 folded in; 0: none
+  float inner_scale;  // 2 * log2(e) * scale / softcap
+};
+
+// Rows of a tile in shared memory: 16-byte pieces swizzled, or rows padded to an odd number of pieces where
+// their number is no power of two, so that the 8 rows of an 8x8 matrix lie in different banks.
+template <int width>
+struct TileLayout {
+  static constexpr int kPieces = width / 8;
+  static constexpr bool kSwizzled = (kPieces & (kPieces - 1)) == 0;
+  static constexpr int kPitch = (kSwizzled ? kPieces : kPieces | 1) * 16;
+  static constexpr int kBytes = kTileTokens * kPitch;
+  __device__ static int offset(int row, int piece) {
+    if constexpr (!kSwizzled) return row * kPitch + piece * 16;
+    constexpr int kRowsPerLine = kPieces >= 8 ? 1 : 8 / kPieces;  // rows in 128 bytes
+    constexpr int kMask = kPieces >= 8 ? 7 : kPieces - 1;
+    return row * kPitch + (piece ^ (row / kRowsPerLine & kMask)) * 16;
+  }
+};
+
+// Where a CTA is in its share: at a fragment.
+struct Walk {
+  int entry, head, chunk, left;
+  bool cut;  // the fragment is the share's cut head, and the rest is still to come
+  DecodeEntry e;
+
+  __device__ explicit Walk(const DecodeShare& s) {
+    cut = s.cut_count > 0;
+    if (cut)
+      entry = s.cut_entry, head = s.cut_head, chunk = 0, left = s.cut_count, e = s.cut;
+    else
+      begin(s);
+  }
+  __device__ void begin(const DecodeShare& s) {
+    cut = false;
+    entry = s.entry, head = s.head, chunk = s.chunk, left = s.count, e = s.first;
+  }
+  __device__ bool done() const { return left <= 0; }
+  __device__ int chunks() const { return min(left, e.chunks - chunk); }  // of this fragment
+  __device__ int start() const { return e.begin / kTileTokens * kTileTokens + chunk * kDecodeChunk; }
+  __device__ int tiles() const {
+    return (min(e.end, start() + chunks() * kDecodeChunk) - start() + kTileTokens - 1) / kTileTokens;
+  }
+  __device__ void advance(const DecodeArgs& a) {
+    if (cut) return begin(a.shares[blockIdx.x]);
+    left -= chunks();
+    chunk = 0;
+    if (++head == a.kv_heads) {
+      head = 0;
+      ++entry;
+      if (left > 0) e = a.entries[entry];
+    }
+  }
+};
+
+// A warp's stream of loads: its tiles of all fragments, in order.
+template <int width, int stages>
+struct Loader {
+  using Layout = TileLayout<width>;
+  static constexpr int kStageBytes = 2 * Layout::kBytes;
+  static constexpr int kCopies = (kTileTokens * Layout::kPieces + 31) / 32;
+
+  Walk at;
+  int tile = 0, tiles = 0;  // of this warp's in this fragment
+  int32_t blocks = 0;       // lane i: the block of the warp's tile (tile rounded down to 32) + i
+  uint32_t ring;            // this warp's
+  int slot = 0;
+
+  __device__ Loader(const DecodeArgs& a, const DecodeShare& share, uint32_t ring) : at(share), ring(ring) {
+    enter(a);
+  }
+
+  __device__ void enter(const DecodeArgs& a) {
+    tile = 0;
+    tiles = at.done() ? 0 : max(0, at.tiles() - int(threadIdx.x) / 32 + kWarps - 1) / kWarps;
+    look_up(a);
+  }
+  __device__ int position(int t) const {
+    return at.start() + (t * kWarps + int(threadIdx.x) / 32) * kTileTokens;
+  }
+  __device__ void look_up(const DecodeArgs& a) {
+    const int t = tile + int(threadIdx.x) % 32;
+    if (t < tiles) blocks = a.table[int64_t(at.e.sequence) * a.table_stride + (position(t) >> a.block_shift)];
+  }
+
+  // Starts the next tile's copies, if there is one; always ends a group, so that groups count tiles.
+  __device__ void next(const DecodeArgs& a) {
+    while (tile >= tiles && !at.done()) {
+      at.advance(a);
+      enter(a);
+    }
+    if (!at.done()) {
+      copy_tile(a, __shfl_sync(~0u, blocks, tile % 32), position(tile));
+      if (++tile % 32 == 0) look_up(a);
+    }
+    ptx::copy_async_commit();
+    slot = slot + 1 == stages ? 0 : slot + 1;
+  }
+
+  __device__ void copy_tile(const DecodeArgs& a, int32_t block, int first) const {
+    const int lane = int(threadIdx.x) % 32;
+    const int inside = first & ((1 << a.block_shift) - 1);
+    const int row_bytes = a.head_dim * 2;
+    const std::byte* from = a.keys + block * a.block_bytes + at.head * a.head_bytes + inside * row_bytes;
+    const uint32_t to = ring + uint32_t(slot * kStageBytes);
+    // A block that is not there is never read; nor are rows outside of what the row sees, which may hold
+    // anything.
+    const int low = at.e.begin - first, high = block < 0 ? 0 : at.e.end - first;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int c = i * 32 + lane, row = c / Layout::kPieces, piece = c % Layout::kPieces;
+      if (kTileTokens * Layout::kPieces % 32 != 0 && row >= kTileTokens) break;
+      const bool wanted = row >= low && row < high && (width > 16 || piece * 8 < a.head_dim);
+      const std::byte* source = wanted ? from + row * row_bytes + piece * 16 : a.keys;
+      const uint32_t target = to + uint32_t(Layout::offset(row, piece));
+      ptx::copy_async_16(target, source, wanted);
+      ptx::copy_async_16(target + uint32_t(Layout::kBytes), wanted ? source + a.value_bytes : source, wanted);
+    }
+  }
+};
+
+// One warp's part of a fragment, for `columns` times 8 heads. A lane has the columns 2*(lane%4) and the next of
+// each 8.
+template <int width, int columns>
+struct Attend {
+  using Layout = TileLayout<width>;
+  static constexpr int kSteps = width / 16;
+
+  uint32_t q[columns][kSteps][2];
+  float o[columns][kSteps][4];                 // O^T: rows are elements of the head, columns are heads
+  float highest[columns][2], sum[columns][2];  // base 2; the sum is this lane's share
+
+  __device__ void load_q(const DecodeArgs& a, const Walk& w) {
+    const int lane = int(threadIdx.x) % 32;
+#pragma unroll
+    for (int n = 0; n < columns; ++n) {
+      const int head = n * 8 + lane / 4;
+      const __nv_bfloat16* row =
+          a.q + w.e.row * a.q_stride + (w.head * a.group + head) * a.head_dim + lane % 4 * 2;
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        const bool low = head < a.group;
+        const bool high = head < a.group && (width > 16 || k * 16 + 8 < a.head_dim);
+        q[n][k][0] = low ? *reinterpret_cast<const uint32_t*>(row + k * 16) : 0;
+        q[n][k][1] = high ? *reinterpret_cast<const uint32_t*>(row + k * 16 + 8) : 0;
+      }
+    }
+  }
+
+  __device__ void clear() {
+#pragma unroll
+    for (int n = 0; n < columns; ++n) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) highest[n][j] = -INFINITY, sum[n][j] = 0;
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[n][k][i] = 0;
+    }
+  }
+
+  __device__ static float score(const DecodeArgs& a, float dot) {
+    if (a.softcap == 0) return dot * a.scale;
+    // tanh(x) = 1 - 2 / (exp(2x) + 1); the card's own tanh is off by 2^-11, too much times a cap of 50
+    return a.softcap * (1 - __fdividef(2.f, exp2f(dot * a.inner_scale) + 1));
+  }
+
+  // The tile at `stage`, whose first token is at `low` relative to the first visible one, and `high` to the
+  // end.
+  __device__ void tile(const DecodeArgs& a, uint32_t stage, int first, const DecodeEntry& e) {
+    const int lane = int(threadIdx.x) % 32;
+    float s[columns][2][4] = {};
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      uint32_t keys[4];
+      ptx::load_matrix_x4(keys, stage + uint32_t(Layout::offset(lane % 16, 2 * k + lane / 16)));
+#pragma unroll
+      for (int n = 0; n < columns; ++n) ptx::mma_16x8x16(s[n][k % 2], keys, q[n][k][0], q[n][k][1]);
+    }
+    const int token = first + lane / 4;
+    const bool sees[2] = {token >= e.begin && token < e.end, token + 8 >= e.begin && token + 8 < e.end};
+    uint32_t p[columns][2];
+    bool grew = false;
+    float shrink[columns][2];
+#pragma unroll
+    for (int n = 0; n < columns; ++n) {
+      float x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] = sees[i / 2] ? score(a, s[n][0][i] + s[n][1][i]) : -INFINITY;
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float top = fmaxf(x[j], x[j + 2]);
+#pragma unroll
+        for (int other = 4; other < 32; other *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, other));
+        top = fmaxf(top, highest[n][j]);  // finite: every tile has a visible token
+        shrink[n][j] = exp2f(highest[n][j] - top);
+        grew |= top != highest[n][j];
+        highest[n][j] = top;
+        x[j] = exp2f(x[j] - top);
+        x[j + 2] = exp2f(x[j + 2] - top);
+        sum[n][j] = sum[n][j] * shrink[n][j] + x[j] + x[j + 2];
+      }
+      p[n][0] = ptx::transpose_8x8(ptx::pack_bf16(x[0], x[1]));
+      p[n][1] = ptx::transpose_8x8(ptx::pack_bf16(x[2], x[3]));
+    }
+    if (__any_sync(~0u, grew)) {
+#pragma unroll
+      for (int n = 0; n < columns; ++n)
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) o[n][k][i] *= shrink[n][i % 2];
+    }
+    const uint32_t values = stage + uint32_t(Layout::kBytes);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      uint32_t v[4];
+      ptx::load_matrix_x4_transposed(
+          v, values + uint32_t(Layout::offset(lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2)));
+#pragma unroll
+      for (int n = 0; n < columns; ++n) ptx::mma_16x8x16(o[n][k], v, p[n][0], p[n][1]);
+    }
+  }
+};
+
+}  // namespace sluice::cuda
