@@ -105,7 +105,8 @@ struct Row {
 
 std::vector<RunTime> time_prefill(BenchRig& rig, int depth, int tokens, int repeat) {
   std::vector<RunTime> runs;
-  rig.prefill(depth, tokens);  // a library looks up what it needs when it meets a shape
+  if (rig.records())
+    rig.prefill(depth, tokens);  // a card's library looks up what it needs when it meets a shape
   for (int i = 0; i < repeat; ++i) {
     tell(fmt::format("prefill of {} at depth {}: {} of {}", tokens, depth, i + 1, repeat));
     runs.push_back(rig.prefill(depth, tokens));

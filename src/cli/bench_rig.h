@@ -37,6 +37,7 @@ class BenchRig {
 
   const KvGeometry& geometry() const { return steps_.runner->pool().geometry; }
   int step_tokens() const { return steps_.limits.max_tokens; }
+  bool records() const { return backend_.can_record(); }
 
   // `tokens` prompt tokens of sequence 0 from position `depth` on, in steps of at most step_tokens, the last of
   // which samples.
