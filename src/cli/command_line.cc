@@ -307,7 +307,7 @@ void Parser::add_bench() {
 Status Parser::settle() {
   Config& config = line_.config;
   // Only a server's start is worth a log; elsewhere standard error is for what went wrong.
-  if (line_.command != Command::serve) config.log_level = "warn";
+  if (line_.command != Command::serve || line_.serve.dry_run) config.log_level = "warn";
   if (!config_file_.empty())
     if (Status status = load_config_file(config, config_file_); !status) return status;
   if (const char* key = std::getenv("SLUICE_API_KEY"); key && *key) config.server.api_keys.emplace_back(key);

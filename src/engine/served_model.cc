@@ -54,16 +54,16 @@ Result<std::unique_ptr<ServedModel>> load_model(const LoadOptions& options, cons
   auto model = std::make_unique<ServedModelImpl>();
   model->path_ = options.path;
   model->name_ = name_of(options.path);
-  auto backend = make_backend(options.device, options.cpu);  // first: a wrong device should not cost a load
-  if (!backend) return std::move(backend).error();
-  model->backend_ = std::move(*backend);
-
   tell("read header", 0);
   auto checkpoint = open_checkpoint(options.path);
   if (!checkpoint) return std::move(checkpoint).error();
   model->spec_ = (*checkpoint)->spec();
   if (Status fits = check_context(options.engine, model->spec_, options.path); !fits)
     return std::move(fits).error();
+
+  auto backend = make_backend(options.device, options.cpu);  // a wrong device should not cost a load
+  if (!backend) return std::move(backend).error();
+  model->backend_ = std::move(*backend);
 
   tell("tokenizer", 0);
   auto text = load_text(**checkpoint, options.chat_template_file);
