@@ -21,7 +21,7 @@ class Linear {
   // Once per weight of a model, at load; it stays where it is at least until tune().
   virtual void prepare(const Weight& w) = 0;
   // Once, after the last weight, with the card otherwise idle: tries algorithms for steps of this shape and
-  // keeps the best (tune.h; half a second for a model of 8B). Takes memory while it lasts, and none for good.
+  // keeps the best (tune.h; a second for a model of 8B). Takes memory while it lasts, and none for good.
   virtual void tune(const WorkspaceShape& shape) = 0;
 };
 
