@@ -10,7 +10,6 @@
 #include "tensor/cuda/rows/vec8.h"
 
 namespace sluice::cuda {
-int tune_norm_few = 512;
 namespace {
 
 struct NormJob {
@@ -58,10 +57,27 @@ __device__ __forceinline__ void multiply(Float8& f, float scale, const Float8& w
   for (int i = 0; i < kVec; ++i) f.v[i] *= scale * weight.v[i];
 }
 
+constexpr int resident(Mode mode, int vectors, int threads) {
+  return vectors > 1 ? 1 : (mode == Mode::post_add_norm ? 1536 : 2048) / threads;
+}
+
 template <Mode kMode, int kVectors, int kWarps>
-__device__ __forceinline__ void norm_row(const NormJob& job, int row, const Float8 (&weight)[kVectors],
-                                         const Float8 (&post)[kVectors], float (&partial)[2][kWarps]) {
+__global__ void __launch_bounds__(kWarps * 32, resident(kMode, kVectors, kWarps * 32))
+    norm_rows(const NormJob job) {
   constexpr int kThreads = kWarps * 32;
+  let_next_start();
+  __shared__ __align__(16) float partial[2][kWarps];
+  Float8 weight[kVectors]{}, post[kVectors]{};
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int at = int(threadIdx.x) + v * kThreads;
+    if (at >= job.vectors) continue;
+    weight[v] = load_weights(job.weight + at * kVec);
+    if constexpr (kMode == Mode::post_add_norm) post[v] = load_weights(job.post_weight + at * kVec);
+  }
+  wait_for_previous();
+
+  const int row = int(blockIdx.x);
   const auto* x = reinterpret_cast<const uint4*>(job.x + row * job.x_stride);
   auto* residual = reinterpret_cast<uint4*>(job.residual + row * job.residual_stride);
   auto* out = reinterpret_cast<uint4*>(job.out + row * job.out_stride);
@@ -103,40 +119,12 @@ __device__ __forceinline__ void norm_row(const NormJob& job, int row, const Floa
   }
 }
 
-// kFew: latency counts, so weights are brought before the wait. Else they are read through L1, which the CTAs
-// of a multiprocessor share; the loop over rows, of which every CTA has one, keeps the compiler from moving
-// these loads behind the reduction (that cost 10 % at 2,048 rows).
-template <Mode kMode, int kVectors, int kWarps, bool kFew>
-__global__ void __launch_bounds__(kWarps * 32) norm_rows(const NormJob job) {
-  constexpr int kThreads = kWarps * 32;
-  let_next_start();
-  __shared__ __align__(16) float partial[2][kWarps];
-  Float8 weight[kVectors]{}, post[kVectors]{};
-#pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    const int at = (int(threadIdx.x) + v * kThreads) * kVec;
-    if (at >= job.vectors * kVec) continue;
-    weight[v] = kFew ? load_weights_here(job.weight + at) : load_weights(job.weight + at);
-    if constexpr (kMode == Mode::post_add_norm)
-      post[v] = kFew ? load_weights_here(job.post_weight + at) : load_weights(job.post_weight + at);
-  }
-  wait_for_previous();
-  if constexpr (kFew) {
-    norm_row<kMode, kVectors, kWarps>(job, int(blockIdx.x), weight, post, partial);
-  } else {
-    for (int row = int(blockIdx.x); row < job.rows; row += int(gridDim.x))
-      norm_row<kMode, kVectors, kWarps>(job, row, weight, post, partial);
-  }
-}
-
 // Measured at 4,096 columns, 1 / 2,048 rows: one vector per thread 1.13 / 17.9 µs, two 1.44 / 20.1, four 1.55
 // / 19.2. A grid of 264 to 1,056 CTAs that go from row to row: 18.1 µs at best. One row on a cluster of 2, 4, 8
 // CTAs: 1.28, 1.22, 1.21 µs, so the cluster's barrier costs more than the shorter loads give.
 template <Mode kMode, int kVectors, int kWarps>
 void launch_norm(const Context& context, const NormJob& job) {
-  const bool few = job.rows <= tune_norm_few;
-  launch(context, few ? norm_rows<kMode, kVectors, kWarps, true> : norm_rows<kMode, kVectors, kWarps, false>,
-         dim3(unsigned(job.rows)), dim3(kWarps * 32), 0, job);
+  launch(context, norm_rows<kMode, kVectors, kWarps>, dim3(unsigned(job.rows)), dim3(kWarps * 32), 0, job);
 }
 
 template <Mode kMode>

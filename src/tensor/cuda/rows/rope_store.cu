@@ -10,10 +10,10 @@
 #include "tensor/cuda/rows/vec8.h"
 
 namespace sluice::cuda {
-int tune_rope_threads = 0, tune_rope_few = 64;
+int tune_rope_few = 64;
 namespace {
 
-constexpr int kMaxHeadDim = 256;
+constexpr int kMaxHeadDim = 256, kThreads = 128;
 
 struct RopeJob {
   __nv_bfloat16* qkv;
@@ -27,7 +27,6 @@ struct RopeJob {
   int heads, kv_heads, head_dim, rotary;
   const float *q_norm, *k_norm, *inv_freq;
   float eps, inverse_columns, magnitude;
-  bool few;  // rows: latency counts
 };
 
 // Where a row's k or v head goes in the cache; null: a padding row, nothing is stored.
@@ -57,69 +56,92 @@ __device__ __forceinline__ float2 turn(const RopeJob& job, int position, int i) 
   return {cosine * job.magnitude, sine * job.magnitude};
 }
 
-// kLanes threads per head, two vectors each: the halves of eight rotated pairs, or two vectors that pass.
-template <int kLanes, bool kNorms>
-__global__ void __launch_bounds__(512) rope_store_vectors(const RopeJob job) {
+// Two vectors of one head: the halves of eight rotated pairs, or two that pass.
+struct Piece {
+  uint4 a, b;
+};
+
+__device__ __forceinline__ void rotate(Float8& a, Float8& b, const Float8& cosine, const Float8& sine) {
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) {
+    const float low = a.v[i], high = b.v[i];
+    a.v[i] = low * cosine.v[i] - high * sine.v[i];
+    b.v[i] = high * cosine.v[i] + low * sine.v[i];
+  }
+}
+
+// Read where it is used: the kernel is launched once per layer, and the registers are worth more.
+__device__ __forceinline__ void multiply(Float8& f, float scale, const float* weights) {
+  const auto* at = reinterpret_cast<const float4*>(weights);
+  const float4 low = __ldg(at), high = __ldg(at + 1);
+  const float w[kVec] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) f.v[i] *= scale * w[i];
+}
+
+// kLanes threads share a head; a thread has the same place in kEach heads, so it reads its angles once.
+template <int kLanes, bool kNorms, int kEach>
+__global__ void __launch_bounds__(kThreads) rope_store_vectors(const RopeJob job) {
   let_next_start();
   __shared__ __align__(16) float cosines[kMaxHeadDim / 2], sines[kMaxHeadDim / 2];
-  const int row = int(blockIdx.x), item = int(blockIdx.y * blockDim.x + threadIdx.x);
-  const int head = item / kLanes, lane = item % kLanes, pairs = job.rotary / (2 * kVec);
-  const bool is_q = head < job.heads, rotates = head < job.heads + job.kv_heads;
-  const bool exists = head < job.heads + 2 * job.kv_heads;
+  constexpr int kStep = kThreads / kLanes;  // heads that the CTA does at a time
+  const int row = int(blockIdx.x), lane = int(threadIdx.x) % kLanes, pairs = job.rotary / (2 * kVec);
+  const int first_head = int(blockIdx.y) * kStep * kEach + int(threadIdx.x) / kLanes;
   const int first = lane < pairs ? lane : job.rotary / kVec + 2 * (lane - pairs);
   const int second = lane < pairs ? lane + pairs : first + 1;
-  const bool has_first = exists && first * kVec < job.head_dim,
-             has_second = exists && second * kVec < job.head_dim;
+  const bool has_first = first * kVec < job.head_dim, has_second = second * kVec < job.head_dim;
+  const int all_heads = job.heads + 2 * job.kv_heads, rotating_heads = job.heads + job.kv_heads;
 
-  auto* at = job.qkv + row * job.stride + head * job.head_dim;
-  uint4 a_bits{}, b_bits{};
-  const auto load = [&] {
-    wait_for_previous();
-    if (has_first) a_bits = reinterpret_cast<const uint4*>(at)[first];
-    if (has_second) b_bits = reinterpret_cast<const uint4*>(at)[second];
-  };
-  if (!job.few) load();
   const int position = job.positions[row];
   const Place place = place_of(job, row, position);
-  const float* norm = is_q ? job.q_norm : rotates ? job.k_norm : nullptr;
-  Float8 a_weight{}, b_weight{};
-  if constexpr (kNorms) {
-    if (norm && has_first) a_weight = load_weights_here(norm + first * kVec);
-    if (norm && has_second) b_weight = load_weights_here(norm + second * kVec);
-  }
-  for (int i = int(threadIdx.x); i < job.rotary / 2; i += int(blockDim.x)) {
+  for (int i = int(threadIdx.x); i < job.rotary / 2; i += kThreads) {
     const float2 t = turn(job, position, i);
     cosines[i] = t.x, sines[i] = t.y;
   }
-  if (job.few) load();
-  __syncthreads();
-  if (rotates) {  // the same for all lanes of a head
-    Float8 a = unpack(a_bits), b = unpack(b_bits);
-    if (kNorms && norm) {
-      float squares = 0;
+  wait_for_previous();
+
+  __nv_bfloat16* heads = job.qkv + row * job.stride;
+  Piece pieces[kEach]{};
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) squares += a.v[i] * a.v[i] + b.v[i] * b.v[i];
-      const unsigned lanes = ((1u << kLanes) - 1) << (threadIdx.x % 32 / kLanes * kLanes);
-#pragma unroll
-      for (int step = kLanes / 2; step > 0; step /= 2) squares += __shfl_xor_sync(lanes, squares, step);
-      const float scale = rsqrtf(squares * job.inverse_columns + job.eps);
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) a.v[i] *= scale * a_weight.v[i], b.v[i] *= scale * b_weight.v[i];
-    }
-    if (lane < pairs) {
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) {
-        const float c = cosines[lane * kVec + i], s = sines[lane * kVec + i], low = a.v[i], high = b.v[i];
-        a.v[i] = low * c - high * s;
-        b.v[i] = high * c + low * s;
-      }
-    }
-    a_bits = pack(a), b_bits = pack(b);
+  for (int e = 0; e < kEach; ++e) {
+    const int head = first_head + e * kStep;
+    const auto* at = reinterpret_cast<const uint4*>(heads + head * job.head_dim);
+    if (head < all_heads && has_first) pieces[e].a = at[first];
+    if (head < all_heads && has_second) pieces[e].b = at[second];
   }
-  auto* to = is_q ? at : exists ? place.head(head - job.heads) : nullptr;
-  if (!to) return;
-  if (has_first) reinterpret_cast<uint4*>(to)[first] = a_bits;
-  if (has_second) reinterpret_cast<uint4*>(to)[second] = b_bits;
+  __syncthreads();
+  Float8 cosine{}, sine{};
+  if (lane < pairs) {
+    cosine = *reinterpret_cast<const Float8*>(cosines + lane * kVec);
+    sine = *reinterpret_cast<const Float8*>(sines + lane * kVec);
+  }
+#pragma unroll
+  for (int e = 0; e < kEach; ++e) {
+    const int head = first_head + e * kStep;
+    Piece& piece = pieces[e];
+    if (head < rotating_heads) {  // the same for all lanes of a head
+      Float8 a = unpack(piece.a), b = unpack(piece.b);
+      const float* norm = head < job.heads ? job.q_norm : job.k_norm;
+      if (kNorms && norm) {
+        float squares = 0;
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) squares += a.v[i] * a.v[i] + b.v[i] * b.v[i];
+        const unsigned lanes = ((1u << kLanes) - 1) << (threadIdx.x % 32 / kLanes * kLanes);
+#pragma unroll
+        for (int step = kLanes / 2; step > 0; step /= 2) squares += __shfl_xor_sync(lanes, squares, step);
+        const float scale = rsqrtf(squares * job.inverse_columns + job.eps);
+        if (has_first) multiply(a, scale, norm + first * kVec);
+        if (has_second) multiply(b, scale, norm + second * kVec);
+      }
+      if (lane < pairs) rotate(a, b, cosine, sine);
+      piece = {pack(a), pack(b)};
+    }
+    if (head >= all_heads) break;
+    auto* to =
+        reinterpret_cast<uint4*>(head < job.heads ? heads + head * job.head_dim : place.head(head - job.heads));
+    if (to && has_first) to[first] = piece.a;
+    if (to && has_second) to[second] = piece.b;
+  }
 }
 
 // Where the halves of a pair are not whole vectors apart (head_dim 8, odd rotary widths): a warp per head.
@@ -161,13 +183,20 @@ __global__ void __launch_bounds__(kPlainWarps * 32) rope_store_plain(const RopeJ
   }
 }
 
+template <int kLanes, int kEach>
+void launch_vectors(const Context& context, const RopeJob& job, int rows) {
+  const int items = (job.heads + 2 * job.kv_heads) * kLanes, share = kThreads * kEach;
+  const bool norms = job.q_norm || job.k_norm;
+  launch(context, norms ? rope_store_vectors<kLanes, true, kEach> : rope_store_vectors<kLanes, false, kEach>,
+         dim3(unsigned(rows), unsigned((items + share - 1) / share)), dim3(kThreads), 0, job);
+}
+
+// Few rows are spread over many CTAs. With many, the angles (two thirds of the instructions where each thread
+// has one head) are worth sharing: three heads a thread make one CTA of Llama's 48 heads of 128.
 template <int kLanes>
 void launch_vectors(const Context& context, const RopeJob& job, int rows) {
-  const int items = (job.heads + 2 * job.kv_heads) * kLanes;
-  const int threads = std::min(tune_rope_threads ? tune_rope_threads : 128, (items + 31) / 32 * 32);
-  launch(context,
-         job.q_norm || job.k_norm ? rope_store_vectors<kLanes, true> : rope_store_vectors<kLanes, false>,
-         dim3(unsigned(rows), unsigned((items + threads - 1) / threads)), dim3(unsigned(threads)), 0, job);
+  rows <= tune_rope_few ? launch_vectors<kLanes, 1>(context, job, rows)
+                        : launch_vectors<kLanes, 3>(context, job, rows);
 }
 
 }  // namespace
@@ -201,8 +230,7 @@ void rope_store_kv(const Context& context, const RopeStoreArgs& a) {
                        .inv_freq = a.inv_freq,
                        .eps = a.norm_eps,
                        .inverse_columns = 1 / float(g.head_dim),
-                       .magnitude = a.rope_magnitude,
-                       .few = rows <= tune_rope_few};
+                       .magnitude = a.rope_magnitude};
   if (a.rotary % (2 * kVec) != 0) {
     const int heads = a.heads + 2 * g.kv_heads;
     launch(context, rope_store_plain, dim3(rows, (heads + kPlainWarps - 1) / kPlainWarps),

@@ -8,7 +8,7 @@
 #include "tensor/cuda/testing/paged.h"
 
 namespace sluice::cuda {
-extern int tune_norm_few, tune_rope_threads, tune_rope_few;
+extern int tune_rope_few;
 namespace test {
 namespace {
 
@@ -149,26 +149,22 @@ void bench_fill() {
 int run() {
   setvbuf(stdout, nullptr, _IOLBF, 0);
   bench_fill();
-  for (int few : {0, 100000}) {
-    tune_norm_few = few;
-    std::printf("-- norm few %d\n", few);
-    for (int rows : {1, 16, 128, 512, 2048, 8192}) bench_norm("add_rms_norm", rows, 4096, false);
-    for (int rows : {1, 128, 2048}) bench_norm("add_rms_norm post", rows, 4096, true);
-    for (int rows : {1, 128, 2048}) bench_norm("add_rms_norm", rows, 8192, false);
-  }
+  for (int rows : {1, 16, 128, 512, 2048, 8192}) bench_norm("add_rms_norm", rows, 4096, false);
+  for (int rows : {1, 128, 2048, 8192}) bench_norm("add_rms_norm post", rows, 4096, true);
+  for (int rows : {1, 128, 2048}) bench_norm("add_rms_norm", rows, 8192, false);
   for (int rows : {1, 16, 128, 2048, 8192}) bench_act(rows, 14336);
   std::vector<Part> many;
   for (int i = 0; i < 128; ++i) many.push_back({512 + i, 1});
-  for (int few : {0, 100000})
-    for (int threads : {64, 96, 128, 192, 256, 384}) {
-      tune_rope_threads = threads, tune_rope_few = few;
-      std::printf("-- rope threads %d few %d\n", threads, few);
-      bench_rope("rope_store_kv", {{512, 1}}, false);
-      bench_rope("rope_store_kv", many, false);
-      bench_rope("rope_store_kv", {{0, 2048}}, false);
-      bench_rope("rope_store_kv norms", {{0, 2048}}, true);
-    }
-  tune_rope_threads = 0, tune_rope_few = 64;
+  for (int few : {0, 100000}) {
+    tune_rope_few = few;
+    std::printf("-- rope few %d\n", few);
+    bench_rope("rope_store_kv", {{512, 1}}, false);
+    bench_rope("rope_store_kv", many, false);
+    bench_rope("rope_store_kv", {{0, 2048}}, false);
+    bench_rope("rope_store_kv", {{0, 8192}}, false);
+    bench_rope("rope_store_kv norms", {{0, 2048}}, true);
+  }
+  tune_rope_few = 64;
   bench_rope("rope_store_kv far", {{120000, 1}}, false);
   bench_rope("rope_store_kv norms", {{512, 1}}, true);
   for (int rows : {1, 128, 2048}) bench_moves(rows, 4096);

@@ -23,7 +23,7 @@ inline void check_vectors(const Tensor& t) {
 }
 
 #ifdef __CUDACC__
-struct Float8 {
+struct alignas(16) Float8 {
   float v[kVec];
 };
 
@@ -50,16 +50,10 @@ __device__ __forceinline__ uint4 pack(const Float8& f) {
           pack_pair(f.v[6], f.v[7])};
 }
 
-// Weights (never written after load). The first kind is issued where it stands, also before
-// wait_for_previous().
-__device__ __forceinline__ Float8 load_weights_here(const float* at) {
-  const auto* vectors = reinterpret_cast<const float4*>(at);
-  const float4 a = ptx::load_here(vectors), b = ptx::load_here(vectors + 1);
-  return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-}
+// Of weights (never written after load), also before wait_for_previous(): issued where it stands.
 __device__ __forceinline__ Float8 load_weights(const float* at) {
   const auto* vectors = reinterpret_cast<const float4*>(at);
-  const float4 a = __ldg(vectors), b = __ldg(vectors + 1);
+  const float4 a = ptx::load_here(vectors), b = ptx::load_here(vectors + 1);
   return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
 #endif
