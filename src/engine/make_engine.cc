@@ -137,6 +137,10 @@ EngineConfig settled(const EngineConfig& config, const DeviceInfo& device) {
   EngineConfig c = config;
   if (c.max_sequences == 0) c.max_sequences = is_card(device) ? 256 : 64;
   if (c.step_tokens == 0) c.step_tokens = is_card(device) ? 2048 : 512;
+  // On a card a step of 128 generating sequences and 512 prompt tokens costs each row about what one of 2,048
+  // does, and generated tokens ride along for a quarter of what they cost alone: small steps win
+  // (docs/performance.md).
+  if (c.mixed_prompt_tokens == 0) c.mixed_prompt_tokens = is_card(device) ? 512 : c.step_tokens;
   return c;
 }
 
@@ -228,6 +232,7 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const Engi
   Policy policy;
   policy.max_running = steps.config.max_sequences;
   policy.step_tokens = steps.limits.max_tokens;
+  policy.mixed_prompt_tokens = steps.config.mixed_prompt_tokens;
   policy.max_queue = steps.config.max_queue;
   policy.min_progress = steps.config.block_tokens;
 

@@ -58,6 +58,9 @@ Status read_template_file(const std::string& path, ModelSettings& settings) {
   if (bytes.size() > kMaxTemplateBytes)
     return Error{ErrorCode::kTooLarge, fmt::format("{}: too large for a chat template", path)};
   settings.chat_template.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (settings.chat_template.find_first_not_of(" \t\r\n") == std::string::npos)
+    return Error{ErrorCode::kInvalidArgument, fmt::format("{}: the chat template is empty", path),
+                 "chat_template"};
   settings.template_origin = path;
   return {};
 }

@@ -60,6 +60,9 @@ void Scheduler::plan(TimeNs now, StepPlan& plan) {
     if (s->state != SequenceState::running) state.coming += s->table->held();
   expire(state);
   extend(state, true);
+  // Those that generate should not wait long for others' prompts.
+  if (policy_.mixed_prompt_tokens && !plan.empty())
+    state.budget = std::min(state.budget, policy_.mixed_prompt_tokens);
   extend(state, false);
   admit(state);
 }

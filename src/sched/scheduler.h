@@ -21,6 +21,8 @@ struct Policy {
   int max_running = 64;  // sequences that hold a slot
   int step_tokens =
       512;  // of one step, all sequences together; >= max_running, so one-token sequences always fit
+  int mixed_prompt_tokens =
+      0;                  // of prompts in a step that also has one-token sequences; 0: step_tokens is the limit
   int max_queue = 1024;   // waiting for their first admission
   int min_progress = 16;  // tokens generated since it was admitted before a sequence is a preferred victim
 };

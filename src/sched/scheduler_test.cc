@@ -78,6 +78,20 @@ TEST_F(SchedulerTest, APromptIsCutByTheBudgetAndSamplesAtItsEnd) {
   EXPECT_TRUE(e->samples);
 }
 
+TEST_F(SchedulerTest, BesideOthersThatGenerateAPromptTakesSmallerSteps) {
+  make({.max_running = 4, .step_tokens = 16, .mixed_prompt_tokens = 4}, 64);
+  Sequence* a = add(3, 9);
+  plan(), land();
+  Sequence* b = add(12, 2);
+  const StepPlan& mixed = plan();
+  EXPECT_EQ(entry(mixed, a)->count, 1);
+  EXPECT_EQ(entry(mixed, b)->count, 4);
+  land();
+  scheduler->end(a, FinishReason::cancelled);
+  EXPECT_EQ(entry(plan(), b)->count, 8) << "alone it has the whole step";
+  land();
+}
+
 TEST_F(SchedulerTest, TheNextTokenIsPlannedWhileItsPredecessorIsInFlight) {
   make({.max_running = 4, .step_tokens = 8}, 64);
   Sequence* a = add(3, 3);
