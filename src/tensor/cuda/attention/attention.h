@@ -14,10 +14,10 @@ namespace sluice::cuda {
 class Attention {
  public:
   virtual ~Attention() = default;
-  // Allocates scratch from the backend: plans for max_sequences, partial results of decode.
+  // First: scratch from the backend (plans for max_sequences, partial results of decode) for a pool of shape.kv.
   virtual void reserve(const WorkspaceShape& shape, const Context& context, Backend& backend) = 0;
-  // The pool that KvLayer::pool will point to; tensor maps are made for it here. Before the first step, not in
-  // a capture.
+  // The pool that KvLayer::pool will point to; tensor maps are made for it here. After reserve,
+  // before the first step, not in a capture.
   virtual void bind_pool(std::byte* pool, size_t bytes, const KvGeometry& geometry) = 0;
   // Enqueues the plan for this step. batch.one_row_sequences, sequences and tokens are known to the host; all
   // else is in device memory.
