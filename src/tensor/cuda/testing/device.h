@@ -15,11 +15,12 @@
 
 namespace sluice::cuda::test {
 
-// The card, one stream. Made once per program.
+// The card, one stream. Made once per program. The stream is one that waits for the default stream, where the
+// fills and copies below run: some of them return before they are done.
 inline const Context& context() {
   static const Context made = [] {
     Context c;
-    CUDA_CHECK(cudaStreamCreateWithFlags(&c.stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaStreamCreate(&c.stream));
     CUDA_CHECK(cudaDeviceGetAttribute(&c.multiprocessors, cudaDevAttrMultiProcessorCount, 0));
     return c;
   }();
@@ -39,6 +40,11 @@ class DeviceBytes {
     CUDA_CHECK(cudaMemset(data_, 0xff, bytes + 256));
   }
   DeviceBytes(DeviceBytes&& o) noexcept : data_(std::exchange(o.data_, nullptr)), bytes_(o.bytes_) {}
+  DeviceBytes& operator=(DeviceBytes&& o) noexcept {
+    std::swap(data_, o.data_);
+    std::swap(bytes_, o.bytes_);
+    return *this;
+  }
   ~DeviceBytes() { cudaFree(data_); }
   void* data() const { return data_; }
   size_t bytes() const { return bytes_; }
