@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "tensor/cuda/linear/bias.h"
 #include "tensor/cuda/linear/cublaslt.h"
 #include "tensor/cuda/testing/device.h"
 #include "tensor/cuda/testing/memory_backend.h"
@@ -177,6 +178,36 @@ TEST(Linear, FirstMetInACapture) {
     expect_product({m, 1544, 1152, true, DType::bf16, 0, 0, true});
     expect_product({m, 1552, 1152, false, DType::f32, 0, 0, true});
   }
+}
+
+// Kernels that are launched early (device/launch.h) beside cuBLASLt's: each writes the x of the product behind
+// it while the one before may still read it. Every result must be what the product gives by itself.
+TEST(Linear, OrderAmongOverlappedLaunches) {
+  constexpr int64_t kRows = 200, kColumns = 512, kOut = 384;
+  constexpr int kProducts = 24;
+  const DeviceBytes x(kRows * kColumns * 2), w = upload_bf16(values(kOut * kColumns, 3, 0.05f));
+  std::vector<DeviceBytes> inputs, alone, together;
+  auto made = CublasLt::make(context(), memory());
+  ASSERT_TRUE(made.ok());
+  CublasLt& cublas = **made;
+  const auto both = [&](int i, const DeviceBytes& out) {
+    round_bias(context(), inputs[size_t(i)].as<float>(), x.data(), kRows * kColumns);
+    cublas.run(
+        {bf16_tensor(x.data(), kRows, kColumns), w.data(), nullptr, bf16_tensor(out.data(), kRows, kOut)});
+  };
+  for (int i = 0; i < kProducts; ++i) {
+    inputs.push_back(upload(values(kRows * kColumns, uint32_t(100 + i))));
+    alone.emplace_back(kRows * kOut * 2);
+    together.emplace_back(kRows * kOut * 2);
+    both(i, alone.back());
+    wait();
+  }
+  graph_ms(kProducts, 5, [&](int i) { both(i, together[size_t(i)]); });
+  wait();
+  for (int i = 0; i < kProducts; ++i)
+    EXPECT_EQ(download<uint16_t>(together[size_t(i)].data(), kRows * kOut),
+              download<uint16_t>(alone[size_t(i)].data(), kRows * kOut))
+        << i;
 }
 
 // Whatever algorithms won, and for rows that were not tried themselves.

@@ -1,6 +1,6 @@
 // Which of the algorithms that cuBLASLt recommends is the fastest here, by trying them before the server is
-// ready. Its first recommendation is 3 to 5 % behind the best of eight over a layer's products (README.md),
-// most where the card runs into its power limit, which cuBLASLt's estimates do not know of.
+// ready. Its first recommendation is 1 to 8 % behind over a layer's products (README.md), most where the card
+// runs into its power limit, which cuBLASLt's estimates do not know of.
 #pragma once
 
 #include <cstdint>
