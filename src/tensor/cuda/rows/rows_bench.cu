@@ -7,9 +7,7 @@
 #include "tensor/cuda/testing/memory_backend.h"
 #include "tensor/cuda/testing/paged.h"
 
-namespace sluice::cuda {
-extern int tune_rope_few;
-namespace test {
+namespace sluice::cuda::test {
 namespace {
 
 constexpr double kCopyBytesPerS = 4.28e12;
@@ -155,24 +153,19 @@ int run() {
   for (int rows : {1, 16, 128, 2048, 8192}) bench_act(rows, 14336);
   std::vector<Part> many;
   for (int i = 0; i < 128; ++i) many.push_back({512 + i, 1});
-  for (int few : {0, 100000}) {
-    tune_rope_few = few;
-    std::printf("-- rope few %d\n", few);
-    bench_rope("rope_store_kv", {{512, 1}}, false);
-    bench_rope("rope_store_kv", many, false);
-    bench_rope("rope_store_kv", {{0, 2048}}, false);
-    bench_rope("rope_store_kv", {{0, 8192}}, false);
-    bench_rope("rope_store_kv norms", {{0, 2048}}, true);
+  for (bool norms : {false, true}) {
+    const char* name = norms ? "rope_store_kv norms" : "rope_store_kv";
+    bench_rope(name, {{512, 1}}, norms);
+    bench_rope(name, many, norms);
+    bench_rope(name, {{0, 2048}}, norms);
+    bench_rope(name, {{0, 8192}}, norms);
   }
-  tune_rope_few = 64;
   bench_rope("rope_store_kv far", {{120000, 1}}, false);
-  bench_rope("rope_store_kv norms", {{512, 1}}, true);
   for (int rows : {1, 128, 2048}) bench_moves(rows, 4096);
   return 0;
 }
 
 }  // namespace
-}  // namespace test
-}  // namespace sluice::cuda
+}  // namespace sluice::cuda::test
 
 int main() { return sluice::cuda::test::run(); }
