@@ -1,16 +1,19 @@
-"""Measures Sluice on one card: engine rows, then a server with made-up weights under load. Needs the binary alone.
+"""Measures Sluice on one card: engine rows, a server with made-up weights under load, a start from files. Needs the binary, and
+numpy for the last.
 
     python3 bench/h200.py [--sluice build/release/sluice] [--out $OUT] [--shape llama-3.1-8b] [--device cuda]
-                          [--only engine,serve] [--scale 1] [--budget 540]
+                          [--only engine,serve,files] [--scale 1] [--budget 540]
 
 Compact tables go to standard output, every JSON object and the server's log to --out. Each part has a time limit of its
 own; what does not fit the budget is left out and said. Beside Sluice's figures stand those of vLLM 0.26 on the same kind
 of card and work (../shared/reference/h200.md), and the memory floor at the read rate that is measured in the same run.
 """
 import argparse
+import contextlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -114,22 +117,20 @@ def wait_ready(server, url, limit):
     return False
 
 
-def serve(args):
-    url = f"http://127.0.0.1:{args.port}"
-    log = open(args.out / "server.log", "w")
+@contextlib.contextmanager
+def running(args, model, name):
+    """A server that is ready, as (URL, time it was started); None where it does not become ready."""
+    url, log = f"http://127.0.0.1:{args.port}", args.out / f"{name}.log"
     begin = time.monotonic()
-    server = subprocess.Popen([args.sluice, "serve", "--dummy", args.shape, "--device", args.device, "--port", str(args.port),
-                               *args.flags, *args.serve_flags], stdout=log, stderr=subprocess.STDOUT)
+    with open(log, "w") as out:
+        server = subprocess.Popen([args.sluice, "serve", *model, "--device", args.device, "--port", str(args.port), *args.flags,
+                                   *args.serve_flags], stdout=out, stderr=subprocess.STDOUT)
     try:
-        if not wait_ready(server, url, min(90, left(args))):
-            print("the server did not become ready:\n" + (args.out / "server.log").read_text()[-1500:])
-            return
-        print(f"\nserver: {time.monotonic() - begin:.2f} s from start to ready")
-        loads(args, url)
-        metrics = get(url + "/metrics")
-        (args.out / "metrics.txt").write_text(metrics)
-        wanted = ("sluice_device_gap_ratio", "sluice_graph_steps_total", "sluice_preemptions_total", "sluice_step")
-        print("\n" + "\n".join(line for line in metrics.splitlines() if line.startswith(wanted) and "_bucket" not in line)[:1500])
+        if wait_ready(server, url, min(90, left(args))):
+            yield url, begin
+        else:
+            print("the server did not become ready:\n" + log.read_text()[-1500:])
+            yield None, begin
     finally:
         if server.poll() is None:
             server.send_signal(signal.SIGTERM)
@@ -138,6 +139,39 @@ def serve(args):
             except subprocess.TimeoutExpired:
                 server.kill()
         print(f"server ended with {server.wait()}")
+
+
+def serve(args):
+    with running(args, ["--dummy", args.shape], "server") as (url, begin):
+        if not url:
+            return
+        print(f"\nserver: {time.monotonic() - begin:.2f} s from start to ready")
+        loads(args, url)
+        metrics = get(url + "/metrics")
+        (args.out / "metrics.txt").write_text(metrics)
+        wanted = ("sluice_device_gap_ratio", "sluice_graph_steps_total", "sluice_preemptions_total", "sluice_step_gap")
+        print("\n" + "\n".join(line for line in metrics.splitlines() if line.startswith(wanted) and "_bucket" not in line))
+
+
+def files(args):
+    """From the start of the program to the first token, weights read from tmpfs: as from the page cache."""
+    import write_checkpoint
+    folder = pathlib.Path(args.files) / f"sluice-{os.getpid()}"
+    try:
+        begin = time.monotonic()
+        size = write_checkpoint.write(folder, write_checkpoint.SHAPES[args.shape])
+        print(f"\nfiles: {size / 1e9:.1f} GB written to {folder} in {time.monotonic() - begin:.1f} s")
+        with running(args, [folder], "server_of_files") as (url, begin):
+            if not url:
+                return
+            ready = time.monotonic() - begin
+            model = json.loads(get(url + "/v1/models"))["data"][0]["id"]
+            body = json.dumps({"model": model, "prompt": list(range(257, 385)), "max_tokens": 1, "temperature": 0}).encode()
+            urllib.request.urlopen(urllib.request.Request(url + "/v1/completions", body, {"Content-Type": "application/json"}),
+                                   timeout=30).read()
+            print(f"start from files: ready after {ready:.2f} s, first token after {time.monotonic() - begin:.2f} s (goal 8 s; vLLM 58-164 s)")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def loads(args, url):
@@ -168,7 +202,8 @@ def main():
     parser.add_argument("--shape", default="llama-3.1-8b")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--port", type=int, default=18080)
-    parser.add_argument("--only", default="engine,serve")
+    parser.add_argument("--only", default="engine,serve,files")
+    parser.add_argument("--files", default="/dev/shm", help="where the checkpoint of the last part is written")
     parser.add_argument("--loads", default="", help="names of loads, comma-separated; default: all")
     parser.add_argument("--scale", type=float, default=1, help="of the number of requests")
     parser.add_argument("--token-scale", type=float, default=1, help="of prompts' and answers' lengths, to try the script")
@@ -178,7 +213,7 @@ def main():
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     for part in args.only.split(","):
-        {"engine": engine, "serve": serve}[part](args)
+        {"engine": engine, "serve": serve, "files": files}[part](args)
     print(f"\n{time.monotonic() - STARTED:.0f} s in all")
 
 
