@@ -38,10 +38,24 @@ CUtensorMapSwizzle swizzle_of(int bytes) {
   CHECK(false, "a swizzle is 0, 32, 64 or 128 bytes");
 }
 
+CUtensorMapL2promotion promotion_of(int bytes) {
+  switch (bytes) {
+    case 0:
+      return CU_TENSOR_MAP_L2_PROMOTION_NONE;
+    case 64:
+      return CU_TENSOR_MAP_L2_PROMOTION_L2_64B;
+    case 128:
+      return CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+    case 256:
+      return CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+  }
+  CHECK(false, "an L2 promotion is 0, 64, 128 or 256 bytes");
+}
+
 }  // namespace
 
 CUtensorMap tensor_map_bf16(const void* data, int64_t rows, int64_t cols, int64_t pitch, int box_rows,
-                            int box_cols, int swizzle_bytes) {
+                            int box_cols, int swizzle_bytes, int promotion_bytes) {
   CHECK(pitch % 8 == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0 && box_rows <= 256);
   CHECK(swizzle_bytes == 0 || box_cols * 2 == swizzle_bytes);
   const cuuint64_t size[2] = {cuuint64_t(cols), cuuint64_t(rows)};
@@ -51,8 +65,8 @@ CUtensorMap tensor_map_bf16(const void* data, int64_t rows, int64_t cols, int64_
   CUtensorMap map;
   const CUresult made =
       encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), size, stride_bytes, box,
-                step, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(swizzle_bytes),
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                step, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle_of(swizzle_bytes), promotion_of(promotion_bytes),
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   CHECK(made == CUDA_SUCCESS, "the driver refused a tensor map");
   return map;
 }

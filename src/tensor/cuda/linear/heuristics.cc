@@ -32,9 +32,10 @@ LinearChoice choose_linear(const LinearShape& shape, int multiprocessors) {
 
 std::string LinearChoice::text() const {
   if (way == Way::cublaslt) return "cublaslt";
-  return fmt::format("stream: {} rows, {}tile {} x {}, {} peers, {} stages, {} ahead", stream.rows,
-                     stream.whole_tiles ? "whole " : "", stream.tile, stream.depth, stream.peers, stream.stages,
-                     stream.prefetch);
+  return fmt::format("stream: {} rows, {}tile {} x {}, {} peers, {} stages{}", stream.rows,
+                     stream.whole_tiles ? "whole " : "", stream.tile, stream.depth, stream.peers,
+                     stream.stages,
+                     stream.take_turns ? ", in turn" : "");
 }
 
 }  // namespace sluice::cuda

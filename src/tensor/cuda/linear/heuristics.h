@@ -23,7 +23,7 @@ struct StreamConfig {
   int peers = 1;             // thread blocks that load x for each other
   bool whole_tiles = false;  // a tile belongs to one thread block; else each gets the same number of stages
   int stages = 0;            // of the ring in shared memory
-  int prefetch = 0;          // further stages that a block asks for, into the L2, before it waits for x
+  bool take_turns = true;    // a block's loads follow those of the block before on its multiprocessor
 
   bool operator==(const StreamConfig&) const = default;
 };

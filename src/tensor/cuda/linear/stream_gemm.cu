@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "base/check.h"
 #include "tensor/cuda/device/launch.h"
@@ -18,6 +19,7 @@ constexpr int kBox = 64;  // columns of a box: 128 bytes, the width of the swizz
 constexpr int kRowBytes = kBox * 2;
 constexpr int kMaxTiles = 1 << 16;  // of a product
 constexpr int kMaxStages = 32;
+constexpr int kMaxMultiprocessors = 1024;
 constexpr int64_t kMaxPartFloats = 256 * 128;  // of a tile
 
 // What one kernel is compiled for: x's rows, 64-row blocks of a tile per warpgroup, warpgroups, boxes per
@@ -37,18 +39,27 @@ struct Shape {
   static constexpr int kChains = kRows <= 16 ? 4 : kRows == 32 ? 2 : 1;
 };
 
+// Of a multiprocessor: thread blocks (of any of these products) that came to it, and of them, those that have
+// asked for all their weights, both counted for ever; and of which product the last to come was.
+struct Turn {
+  unsigned came, asked, product;
+};
+
 struct Job {
   void* out;
   int64_t out_stride;
   const float* bias;  // or null
   float* parts;       // [thread block][2][tile's sums]
   int* arrived;       // [tile][peer], zero before and after
+  Turn* turns;        // [multiprocessor]
   int m, n;
   int tile;  // rows of w; those up to the compiled size are computed from whatever lies behind, and dropped
   int tile_units;  // units of a tile (of the peers' tiles together)
   int units;       // of the product
   int share_step;  // 1: a tile may be shared by teams; tile_units: never
-  int stages, prefetch;
+  int stages;
+  unsigned product;  // unlike that of the products before and after
+  bool take_turns;
   bool f32;
 };
 
@@ -124,10 +135,6 @@ struct Producer {
     for (int box = 0; box < S::kBoxes; ++box)
       ptx::copy_box(ring.weights(slot, box), weights, full, c.column + box * kBox, c.row, policy);
   }
-  __device__ void prefetch_weights(const Cursor& c) const {
-#pragma unroll
-    for (int box = 0; box < S::kBoxes; ++box) ptx::prefetch_box(weights, c.column + box * kBox, c.row);
-  }
   __device__ void load_inputs(int slot, const Cursor& c) const {
     constexpr int kShare = S::kRows / S::kPeers;
 #pragma unroll
@@ -141,23 +148,37 @@ struct Producer {
     }
   }
 
+  // Waits until the blocks of earlier products on this multiprocessor have asked for all their weights. Then
+  // this block's first stages arrive right behind theirs and keep the memory busy while they multiply, join,
+  // store and end. Asked for sooner, the stages would only slow those blocks; later, the memory would be idle.
+  __device__ Turn* wait_for_turn() const {
+    unsigned multiprocessor;
+    asm("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
+    Turn* turn = &job.turns[multiprocessor];
+    const unsigned before = atomicAdd(&turn->came, 1);
+    if (atomicExch(&turn->product, job.product) !=
+        job.product)  // blocks of one product do not wait for each other
+      while (int(*static_cast<volatile unsigned*>(&turn->asked) - before) < 0) __nanosleep(20);
+    return turn;
+  }
+
   __device__ void run(int begin, int end) const {
-    const int head = min(end - begin, job.stages), ahead = min(end - begin - head, job.prefetch);
+    const int head = min(end - begin, job.stages);
     const Cursor first = at(begin);
+    Turn* turn = job.take_turns ? wait_for_turn() : nullptr;
     Cursor cursor = first;
     for (int i = 0; i < head; ++i, next(cursor)) load_weights(i, cursor);
-    const Cursor rest = cursor;
-    for (int i = 0; i < ahead; ++i, next(cursor)) prefetch_weights(cursor);
     wait_for_previous();
-    cursor = first;
-    for (int i = 0; i < head; ++i, next(cursor)) load_inputs(i, cursor);
-    cursor = rest;
+    Cursor input = first;
+    for (int i = 0; i < head; ++i, next(input)) load_inputs(i, input);
     Place place;
     for (int i = begin + head; i < end; ++i, next(cursor), place.next(job.stages)) {
       ptx::barrier_wait(&ring.barriers->empty[place.slot], place.round);
       load_weights(place.slot, cursor);
       load_inputs(place.slot, cursor);
     }
+
+    if (turn) atomicAdd(&turn->asked, 1);
   }
 };
 
@@ -426,7 +447,7 @@ const Instance* find(const StreamConfig& c) {
 }  // namespace
 
 bool stream_gemm_supports(const StreamConfig& c) {
-  return find(c) && c.tile > 0 && c.tile % 8 == 0 && c.stages >= 2 && c.stages <= kMaxStages && c.prefetch >= 0;
+  return find(c) && c.tile > 0 && c.tile % 8 == 0 && c.stages >= 2 && c.stages <= kMaxStages;
 }
 bool stream_gemm_supports(const LinearArgs& a) {
   return a.x.rows > 0 && a.x.rows <= 128 && a.x.cols % 8 == 0 && a.x.stride % 8 == 0 &&
@@ -440,7 +461,8 @@ void stream_gemm_prepare() {
 }
 
 size_t stream_gemm_workspace_bytes(int multiprocessors) {
-  return kMaxTiles * sizeof(int) + size_t(multiprocessors) * 2 * kMaxPartFloats * sizeof(float);
+  return kMaxTiles * sizeof(int) + kMaxMultiprocessors * sizeof(Turn) +
+         size_t(multiprocessors) * 2 * kMaxPartFloats * sizeof(float);
 }
 
 void stream_gemm(const Context& context, const LinearArgs& a, const void* weights, const StreamConfig& config,
@@ -459,7 +481,8 @@ void stream_gemm(const Context& context, const LinearArgs& a, const void* weight
   job.out_stride = a.out.stride;
   job.bias = a.bias;
   job.arrived = static_cast<int*>(workspace);
-  job.parts = reinterpret_cast<float*>(job.arrived + kMaxTiles);
+  job.turns = reinterpret_cast<Turn*>(job.arrived + kMaxTiles);
+  job.parts = reinterpret_cast<float*>(job.turns + kMaxMultiprocessors);
   job.m = int(m);
   job.n = int(n);
   job.tile = config.tile;
@@ -467,9 +490,12 @@ void stream_gemm(const Context& context, const LinearArgs& a, const void* weight
   job.units = int(tiles * tile_units);
   job.share_step = config.whole_tiles ? job.tile_units : 1;
   job.stages = config.stages;
-  job.prefetch = config.prefetch;
+  static std::atomic<unsigned> products = 0;
+  job.product = ++products;
+  // Peers wait for one another, so they cannot wait for their turns as well.
+  job.take_turns = config.take_turns && config.peers == 1;
   job.f32 = a.out.dtype == DType::f32;
-  const CUtensorMap weight_map = tensor_map_bf16(weights, n, k, k, config.tile, kBox, 128);
+  const CUtensorMap weight_map = tensor_map_bf16(weights, n, k, k, config.tile, kBox, 128, 128);
   const CUtensorMap input_map =
       tensor_map_bf16(a.x.data, m, k, a.x.stride, config.rows / config.peers, kBox, 128);
   const int64_t teams = std::min<int64_t>(job.units / job.share_step, context.multiprocessors / config.peers);

@@ -122,12 +122,15 @@ void tune(Bench& bench, int64_t m) {
       for (int depth : {64, 128})
         for (int peers : {1, 2})
           for (int ring_kb : {108, 208})
-            for (bool whole : {false, true}) {
+            for (int flags = 0; flags < 4; ++flags) {
+              const bool whole = flags & 1;
               StreamConfig c = choice(m, r);
+              c.take_turns = flags & 2;
               c.tile = tile, c.depth = depth, c.peers = peers, c.whole_tiles = whole;
               c.stages = int(std::min<int64_t>(32, ring_kb * 1024 / stream_stage_bytes(c)));
               const int64_t tiles = (r.n + tile - 1) / tile, rounds = (tiles + 131) / 132;
               // Whole tiles must fill the card well; shared ones may as well be of full height.
+              if (c.take_turns && (peers > 1 || ring_kb > 108)) continue;
               if (whole ? tiles < rounds * 120 : tile % 64 != 0) continue;
               if (stream_gemm_supports(c)) tried.emplace_back(bench.shape_us(m, r.n, r.k, r.f32, c), c);
             }

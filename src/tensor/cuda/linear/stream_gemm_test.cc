@@ -121,7 +121,7 @@ TEST(StreamGemm, EveryKernel) {
       for (int depth : {64, 128})
         for (int peers : {1, 2})
           for (bool whole : {false, true}) {
-            StreamConfig config{rows, tile, depth, peers, whole, 3, 2};
+            StreamConfig config{rows, tile, depth, peers, whole, 3, whole};
             if (!stream_gemm_supports(config)) continue;
             ++kernels;
             check({rows - 1, 1000, 1096, whole, !whole, 8}, config);
