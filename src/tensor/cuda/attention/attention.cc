@@ -7,6 +7,7 @@
 #include "tensor/cuda/attention/decode.h"
 #include "tensor/cuda/attention/plan.h"
 #include "tensor/cuda/attention/prefill.h"
+#include "tensor/cuda/device/cuda_check.h"
 
 namespace sluice::cuda {
 namespace {
@@ -35,7 +36,7 @@ class PagedAttention final : public Attention {
   bool decoded_ = false;  // in this step, and nothing was planned since
   int planned_ = 0;       // of the known, those that this step has plans for
   PrefillPlan prefill_plan_{};
-  DecodeScratch scratch_;
+  PieceColumn* pieces_ = nullptr;
 };
 
 void PagedAttention::bind_pool(std::byte* pool, size_t bytes, const KvGeometry& geometry) {
@@ -81,19 +82,16 @@ void PagedAttention::reserve(const WorkspaceShape& shape, const Context& context
   const size_t items_at =
       plan.add<PrefillItem>(size_t(shape.max_tokens / kLeastTileRows + shape.max_sequences + 1));
   plan_memory_ = backend.alloc(plan.bytes());
-  Carver scratch;
-  const size_t softmax_at = scratch.add<float2>(decode_scratch_pairs(geometry_, heads_, ctas));
-  const size_t sums_at = scratch.add<float>(decode_scratch_floats(geometry_, heads_, ctas));
-  scratch_memory_ = backend.alloc(scratch.bytes());
+  scratch_memory_ = backend.alloc(decode_scratch_bytes(geometry_, heads_, ctas));
   CHECK(plan_memory_.data() && scratch_memory_.data(), "no device memory is left for attention's scratch");
 
-  std::byte *const p = plan_memory_.as<std::byte>(), *const s = scratch_memory_.as<std::byte>();
+  std::byte* const p = plan_memory_.as<std::byte>();
   for (size_t i = 0; i < kMaxWindows; ++i)
     plans_[i] = {reinterpret_cast<DecodeEntry*>(p + entries_at[i]),
                  reinterpret_cast<DecodeShare*>(p + shares_at[i]), ctas, 0};
   prefill_plan_ = {reinterpret_cast<int32_t*>(p + count_at), reinterpret_cast<PrefillItem*>(p + items_at)};
-  scratch_ = {reinterpret_cast<float*>(s + sums_at), reinterpret_cast<float2*>(s + softmax_at)};
-  decode_clear(context, scratch_, geometry_, heads_, ctas);
+  pieces_ = scratch_memory_.as<PieceColumn>();
+  CUDA_CHECK(cudaMemsetAsync(pieces_, 0xff, scratch_memory_.bytes(), context.stream));
 }
 
 void PagedAttention::begin_step(const BatchInput& batch, const KvGeometry& geometry, int heads) {
@@ -130,7 +128,7 @@ const DecodePlan& PagedAttention::decode_plan(const AttentionArgs& a) {
 void PagedAttention::run(const AttentionArgs& a) {
   if (a.batch.one_row_sequences > 0) {
     const DecodePlan& plan = decode_plan(a);
-    decode(*context_, a, plan, scratch_, decoded_);
+    decode(*context_, a, plan, pieces_, decoded_);
     decoded_ = true;
   }
   if (a.batch.one_row_sequences < a.batch.sequences) {

@@ -61,7 +61,9 @@ struct Step {
         row_sequence.push_back(int32_t(s));
       }
       row_starts.push_back(row_starts.back() + c.rows[s]);
-      const int seen = c.window > 0 ? std::max(0, c.lengths[s] - c.rows[s] + 1 - c.window) : 0;
+      int seen = c.window > 0 ? std::max(0, c.lengths[s] - c.rows[s] + 1 - c.window) : 0;
+      if (c.rows[s] > 1)
+        seen -= seen % c.block_tokens;  // prefill reads whole blocks, and gives no weight to a part
       for (int p = seen; p < c.lengths[s]; ++p) {
         int32_t& block = table[s * size_t(table_stride) + size_t(p / c.block_tokens)];
         if (block < 0) block = ids.back(), ids.pop_back();
@@ -170,12 +172,11 @@ struct OnCard {
   }
 };
 
-// Plan and scratch for decode alone.
+// Plan and scratch for decode alone. Fresh memory is all 0xff, as the scratch has to be.
 struct Decoder {
   int ctas;
-  DeviceBytes entries, shares, sums, softmax;
+  DeviceBytes entries, shares, pieces;
   DecodePlan plan;
-  DecodeScratch scratch;
 
   static int ctas_for(const Step& s) {
     const int fit = decode_prepare(test::context(), s.geometry, s.c.heads);
@@ -185,16 +186,13 @@ struct Decoder {
       : ctas(ctas_for(s)),
         entries(sizeof(DecodeEntry) * (kMaxSequences + 1)),
         shares(sizeof(DecodeShare) * size_t(ctas)),
-        sums(4 * decode_scratch_floats(s.geometry, s.c.heads, ctas)),
-        softmax(8 * decode_scratch_pairs(s.geometry, s.c.heads, ctas)) {
+        pieces(decode_scratch_bytes(s.geometry, s.c.heads, ctas)) {
     plan = {entries.as<DecodeEntry>(), shares.as<DecodeShare>(), ctas, s.c.window};
-    scratch = {sums.as<float>(), softmax.as<float2>()};
-    decode_clear(test::context(), scratch, s.geometry, s.c.heads, ctas);
   }
   void enqueue(const Step& s, const OnCard& card) const {
     make_plans(test::context(), card.batch, s.c.kv_heads, std::span(&plan, 1), {}, 0);
-    decode(test::context(), card.args(s), plan, scratch, false);
-    decode(test::context(), card.args(s), plan, scratch, true);  // as the next layer
+    decode(test::context(), card.args(s), plan, pieces.as<PieceColumn>(), false);
+    decode(test::context(), card.args(s), plan, pieces.as<PieceColumn>(), true);  // as the next layer
   }
 };
 
@@ -247,13 +245,14 @@ void expect_right_together(const Case& c, uint32_t seed = 1) {
   OnCard card(step);
   test::MemoryBackend memory;
   const auto attention = make_attention();
-  attention->bind_pool(card.pool.as<std::byte>(), card.pool.bytes(), card.geometry);
   WorkspaceShape shape;
+  shape.kv = card.geometry;
   shape.max_tokens = step.tokens;
   shape.max_sequences = int(c.lengths.size());
   shape.max_heads = c.heads;
   shape.head_dim = c.head_dim;
   attention->reserve(shape, test::context(), memory);
+  attention->bind_pool(card.pool.as<std::byte>(), card.pool.bytes(), card.geometry);
   const auto run = [&] {
     attention->begin_step(card.batch, card.geometry, c.heads);
     attention->run(card.args(step));

@@ -31,16 +31,16 @@ __global__ void __launch_bounds__(kWarps * 32, least_ctas(width, columns))
   extern __shared__ __align__(128) std::byte memory[];
   constexpr int kRingBytes = stages * Loader<width, stages>::kStageBytes;
   if (!a.plan_is_done) wait_for_previous();
-  const DecodeShare share = a.shares[blockIdx.x];
+  const int quota = a.shares[blockIdx.x].quota;
   const uint32_t ring = ptx::shared_address(memory) + threadIdx.x / 32 * kRingBytes;
   Meeting<width, columns> meeting(memory + kWarps * kRingBytes, a.group);
-  Loader<width, stages> loader(a, share, ring);
-  Walk walk(share);
+  Loader<width, stages> loader(a, ring);
+  Walk walk(a);
   Attend<width, columns> attend;
   if (a.plan_is_done) wait_for_previous();
   let_next_start();  // not earlier: see decode.h
-  if (share.count == 0) return;
-#pragma unroll
+  if (walk.done()) return;
+#pragma unroll 1
   for (int i = 0; i < stages - 1; ++i) loader.next(a);
   attend.load_q(a, walk);
 
@@ -48,10 +48,11 @@ __global__ void __launch_bounds__(kWarps * 32, least_ctas(width, columns))
   while (true) {
     attend.clear();
     const int tiles = walk.tiles();
+#pragma unroll 1
     for (int t = int(threadIdx.x) / 32; t < tiles; t += kWarps) {
       ptx::copy_async_wait<stages - 2>();
-      __syncwarp();  // the tile is there for all lanes; and all lanes are done with the one before, whose place
-                     // is refilled
+      __syncwarp();  // the tile is there for all lanes; and all are done with the one before, whose place is
+                     // refilled
       loader.next(a);
       attend.tile(a, ring + uint32_t(slot * Loader<width, stages>::kStageBytes), walk.start() + t * kTileTokens,
                   walk.e);
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kWarps * 32, least_ctas(width, columns))
     next.advance(a);
     if (!next.done()) attend.load_q(a, next);
     __syncthreads();
-    finish(a, walk, share.quota, meeting);
+    finish(a, walk, quota, meeting);
     if (next.done()) return;
     walk = next;
   }
@@ -130,27 +131,16 @@ int decode_prepare(const Context& context, const KvGeometry& geometry, int heads
   CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, choice.kernel, kWarps * 32,
                                                            choice.shared_bytes));
   CHECK(per_multiprocessor > 0, "the decode kernel does not fit a multiprocessor");
-  return context.multiprocessors * std::min(per_multiprocessor, 3);
+  return std::min(context.multiprocessors * std::min(per_multiprocessor, 3), kMostCtas);
 }
 
-size_t decode_scratch_pairs(const KvGeometry& geometry, int heads, int ctas) {
-  return size_t(ctas) * size_t(heads / geometry.kv_heads);
-}
-size_t decode_scratch_floats(const KvGeometry& geometry, int heads, int ctas) {
-  return decode_scratch_pairs(geometry, heads, ctas) * size_t(choose(geometry, heads).width);
+size_t decode_scratch_bytes(const KvGeometry& geometry, int heads, int ctas) {
+  return size_t(2 * ctas) * size_t(heads / geometry.kv_heads * (choose(geometry, heads).width / 4)) *
+         sizeof(PieceColumn);
 }
 
-void decode_clear(const Context& context, const DecodeScratch& scratch, const KvGeometry& geometry, int heads,
-                  int ctas) {
-  const size_t pairs = decode_scratch_pairs(geometry, heads, ctas),
-               floats = decode_scratch_floats(geometry, heads, ctas);
-  static_assert(kAbsent == 0xffffffff);
-  CUDA_CHECK(cudaMemsetAsync(scratch.softmax, 0xff, pairs * sizeof(float2), context.stream));
-  CUDA_CHECK(cudaMemsetAsync(scratch.sums, 0xff, floats * sizeof(float), context.stream));
-}
-
-void decode(const Context& context, const AttentionArgs& args, const DecodePlan& plan,
-            const DecodeScratch& scratch, bool plan_is_done) {
+void decode(const Context& context, const AttentionArgs& args, const DecodePlan& plan, PieceColumn* pieces,
+            bool plan_is_done) {
   const KvGeometry& g = args.geometry;
   const Choice choice = choose(g, args.heads);
   const KvRows rows(g);
@@ -164,7 +154,7 @@ void decode(const Context& context, const AttentionArgs& args, const DecodePlan&
   a.table = args.batch.tables[args.kv.group];
   a.entries = plan.entries;
   a.shares = plan.shares;
-  a.scratch = scratch;
+  a.pieces = pieces;
   a.plan_is_done = plan_is_done;
   a.q_stride = args.q.stride;
   a.out_stride = args.out.stride;
@@ -176,9 +166,8 @@ void decode(const Context& context, const AttentionArgs& args, const DecodePlan&
   a.kv_heads = g.kv_heads;
   a.group = args.heads / g.kv_heads;
   a.head_dim = g.head_dim;
-  a.scale = args.scale * kLog2E;
+  a.scale = args.softcap > 0 ? 2 * kLog2E * args.scale / args.softcap : kLog2E * args.scale;
   a.softcap = args.softcap * kLog2E;
-  a.inner_scale = args.softcap > 0 ? 2 * kLog2E * args.scale / args.softcap : 0;
   launch(context, choice.kernel, dim3(unsigned(plan.ctas)), dim3(kWarps * 32), choice.shared_bytes, a);
 }
 

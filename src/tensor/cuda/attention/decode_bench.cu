@@ -61,11 +61,8 @@ void measure(const Shape& s) {
 
   const int ctas = decode_prepare(test::context(), g, s.heads);
   const DeviceBytes entries(sizeof(DecodeEntry) * (kMaxSequences + 1)),
-      shares(sizeof(DecodeShare) * size_t(ctas)), sums(4 * decode_scratch_floats(g, s.heads, ctas)),
-      softmax(8 * decode_scratch_pairs(g, s.heads, ctas));
+      shares(sizeof(DecodeShare) * size_t(ctas)), pieces(decode_scratch_bytes(g, s.heads, ctas));
   const DecodePlan plan{entries.as<DecodeEntry>(), shares.as<DecodeShare>(), ctas, s.window};
-  const DecodeScratch scratch{sums.as<float>(), softmax.as<float2>()};
-  decode_clear(test::context(), scratch, g, s.heads, ctas);
   const int64_t columns = int64_t(s.heads) * s.head_dim;
   const DeviceBytes q = test::upload_bf16(test::random_bf16(size_t(n * columns), 1)),
                     out(size_t(n * columns) * 2);
@@ -81,7 +78,7 @@ void measure(const Shape& s) {
                                  s.window,
                                  0,
                                  test::bf16_tensor(out.data(), n, columns)};
-        decode(test::context(), args, plan, scratch, i > 0);
+        decode(test::context(), args, plan, pieces.as<PieceColumn>(), i > 0);
       });
   std::printf(
       "%-28s %2d/%d x %3d  %8.2f us  %8.2f MB  floor %7.2f us  %6.0f GB/s  %3.0f %%  (%d CTAs, %d layers)\n",

@@ -1,14 +1,21 @@
 // How the results of a CTA's warps, and of the CTAs that share a head, become one.
 //
-// A head that is cut over CTAs is joined by the one that has its end. The others write their piece and go on;
-// the joiner reads each until it is there. What is "there" the values say themselves: scratch is all kAbsent
-// between launches, no value written is, and the joiner puts kAbsent back. So a piece costs one trip to the L2
-// and one from it, without a fence or an atomic (a counter that the last to come found full cost 2.8 to 4.5 us
-// at 8 pieces instead of about 1). Waiting is safe: it is only ever for CTAs of lower index, and for a piece
-// that those compute before all else.
+// A head that is cut over CTAs is joined by those that have its second to last piece, each a share of its
+// columns (of four values), so that every thread has a load or two to wait for. Each writes its piece and reads
+// the others' until they are there. What is "there" the values say themselves: scratch is all kAbsent between
+// launches, no value written is, and the reader puts kAbsent back. So it costs one trip to the L2 and one from
+// it, without a fence or an atomic. Waiting is safe: all CTAs are on the card at once, and none writes a piece
+// later than it waits, except after a wait for pieces that are written before all else (plan.h: the order of
+// segments).
+//
+// This runs once per CTA, with its instructions fetched from afar for the purpose, so it is kept short. Tried
+// and lost, at 1 x 4096 (32 pieces) and 1 x 512 (8), of 32/8 heads of 128: the CTA that finds an atomic counter
+// full joins all, 12.0 and 5.9 us; the same written out, 16 loads in flight per thread, 13.4 and 7.6; the last
+// piece's CTA joins, polling, written out, 19.4 and 7.2; the same as a short loop, 11.3 and 5.1.
 #pragma once
 
 #include "tensor/cuda/attention/decode_tile.h"
+#include "tensor/cuda/ptx/relaxed.h"
 
 namespace sluice::cuda {
 
@@ -19,12 +26,19 @@ struct Meeting {
   float* sums;
   float2* softmax;
 
+  static constexpr int kFloats =
+      std::max(kWarps * kPitch, kMostCtas);  // per head; the weights of pieces fit, too
+
+  // Of sums. It also has room for join_slice's columns: of two pieces all, of more no more than that, or one of
+  // each.
+  __host__ __device__ static int floats(int group) {
+    return std::max(kWarps * group * kPitch, (kMostCtas + 1) * int(sizeof(PieceColumn) / sizeof(float)));
+  }
   static size_t bytes(int group) {
-    return sizeof(float) * size_t(kWarps * group * kPitch) + sizeof(float2) * size_t(kWarps * columns * 8);
+    return sizeof(float) * size_t(floats(group)) + sizeof(float2) * size_t(kWarps * columns * 8);
   }
   __device__ Meeting(std::byte* memory, int group)
-      : sums(reinterpret_cast<float*>(memory)),
-        softmax(reinterpret_cast<float2*>(sums + kWarps * group * kPitch)) {}
+      : sums(reinterpret_cast<float*>(memory)), softmax(reinterpret_cast<float2*>(sums + floats(group))) {}
 
   __device__ float* row(const DecodeArgs& a, int warp, int head) const {
     return sums + (warp * a.group + head) * kPitch;
@@ -52,154 +66,111 @@ struct Meeting {
   }
 };
 
-struct Joined {
-  float highest = -INFINITY, sum = 0;
-  float4 o = {0, 0, 0, 0};
-
-  __device__ void scale_to(float top) {
-    const float shrink = highest == -INFINITY ? 0 : exp2f(highest - top);
-    sum *= shrink, o.x *= shrink, o.y *= shrink, o.z *= shrink, o.w *= shrink;
-    highest = top;
-  }
-  __device__ void add(float2 softmax, float4 v) {  // after scale_to what is at least softmax.x
-    const float w = softmax.x == -INFINITY ? 0 : exp2f(softmax.x - highest);
-    sum += w * softmax.y;
-    o.x += w * v.x, o.y += w * v.y, o.z += w * v.z, o.w += w * v.w;
-  }
-};
-
-__device__ void store_row(const DecodeArgs& a, const Walk& w, int head, int d, const Joined& x) {
-  const float norm = x.sum > 0 ? 1 / x.sum : 0;  // nothing seen (padding): zeros
-  __nv_bfloat16* to = a.out + w.e.row * a.out_stride + (w.head * a.group + head) * a.head_dim + d;
-  *reinterpret_cast<uint2*>(to) = {ptx::pack_bf16(x.o.x * norm, x.o.y * norm),
-                                   ptx::pack_bf16(x.o.z * norm, x.o.w * norm)};
-}
-
-// The warps' results at the meeting place, joined: `use(head, d, joined)` for every four values of a head.
-template <int width, int columns, typename Use>
-__device__ void join_warps(const DecodeArgs& a, const Meeting<width, columns>& meeting, const Use& use) {
-  for (int i = int(threadIdx.x); i < a.group * (width / 4); i += kWarps * 32) {
-    const int head = i / (width / 4), d = i % (width / 4) * 4;
-    float2 softmax[kWarps];
-    float top = -INFINITY;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) {
-      softmax[warp] = meeting.softmax[warp * columns * 8 + head];
-      top = fmaxf(top, softmax[warp].x);
-    }
-    Joined all;
-    all.highest = top;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp)
-      all.add(softmax[warp], *reinterpret_cast<const float4*>(meeting.row(a, warp, head) + d));
-    use(head, d, all);
-  }
-}
-
 constexpr uint32_t kAbsent = 0xffffffff;  // a NaN that no instruction makes
 
-__device__ __forceinline__ float present(float x) {
-  return __float_as_uint(x) == kAbsent ? __uint_as_float(0x7fffffff) : x;
-}
+__device__ __forceinline__ float absent() { return __uint_as_float(kAbsent); }
 __device__ __forceinline__ bool is_there(float x) { return __float_as_uint(x) != kAbsent; }
+__device__ __forceinline__ float present(float x) { return is_there(x) ? x : __uint_as_float(0x7fffffff); }
 
-// The pieces of CTAs [first, first + pieces), added to the warps' results at the meeting place: each warp adds
-// every kWarps-th to its own, in the order of the context. Many loads are in flight together, since nothing
-// hides their latency when one long context is all there is.
+__device__ __forceinline__ void store_row(const DecodeArgs& a, const Walk& w, int head, int d, float4 o) {
+  if (d >= a.head_dim) return;
+  __nv_bfloat16* to = a.out + w.e.row * a.out_stride + (w.head * a.group + head) * a.head_dim + d;
+  *reinterpret_cast<uint2*>(to) = {ptx::pack_bf16(o.x, o.y), ptx::pack_bf16(o.z, o.w)};
+}
+
+// The warps' results at the meeting place, joined: stored as the head's row where `whole`, else as piece
+// `slot`.
 template <int width, int columns>
-__device__ void collect_pieces(const DecodeArgs& a, int first, int pieces, Meeting<width, columns>& meeting) {
-  constexpr int kTogether = width > 64 ? 4 : 2, kColumns = 4;  // as many as there are registers for
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-  const int ends = a.group * (width / 4);
-  for (int i = 0; i < ends; i += 32 * kColumns) {
-    Joined all[kColumns];
+__device__ __forceinline__ void join_warps(const DecodeArgs& a, const Walk& w, bool whole, int64_t slot,
+                                           const Meeting<width, columns>& meeting) {
+#pragma unroll 1
+  for (int i = int(threadIdx.x); i < a.group * (width / 4); i += kWarps * 32) {
+    const int head = i / (width / 4), d = i % (width / 4) * 4;
+    float weight[kWarps], top = -INFINITY, sum = 0;
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const int at = i + lane + 32 * c, head = at / (width / 4), d = at % (width / 4) * 4;
-      if (at >= ends) break;
+    for (int warp = 0; warp < kWarps; ++warp) top = fmaxf(top, meeting.softmax[warp * columns * 8 + head].x);
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) {
       const float2 softmax = meeting.softmax[warp * columns * 8 + head];
-      all[c] = {softmax.x, softmax.y, *reinterpret_cast<const float4*>(meeting.row(a, warp, head) + d)};
+      weight[warp] = softmax.x == -INFINITY ? 0 : exp2f(softmax.x - top);
+      sum += weight[warp] * softmax.y;
     }
-    for (int p = warp; p < pieces; p += kWarps * kTogether) {
-      float2 softmax[kTogether][kColumns];
-      float4 o[kTogether][kColumns];
-      bool there;
-      do {
-        there = true;
+    float norm = 1;
+    if (whole) norm = sum > 0 ? __fdividef(1.f, sum) : 0;  // nothing seen (padding): zeros
+    float4 o = {0, 0, 0, 0};
 #pragma unroll
-        for (int j = 0; j < kTogether; ++j) {
-          const int64_t slot = int64_t(first + p + j * kWarps) * a.group;
-#pragma unroll
-          for (int c = 0; c < kColumns; ++c) {
-            const int at = i + lane + 32 * c;
-            softmax[j][c] = {-INFINITY, 0};
-            o[j][c] = {0, 0, 0, 0};
-            if (p + j * kWarps >= pieces || at >= ends) continue;
-            const float2 s = softmax[j][c] = __ldcv(a.scratch.softmax + slot + at / (width / 4));
-            const float4 v = o[j][c] =
-                __ldcv(reinterpret_cast<const float4*>(a.scratch.sums + slot * width) + at);
-            there &= is_there(s.x) && is_there(s.y) && is_there(v.x) && is_there(v.y) && is_there(v.z) &&
-                     is_there(v.w);
-          }
-        }
-      } while (!__all_sync(~0u, there));
-      const float absent = __uint_as_float(kAbsent);
-#pragma unroll
-      for (int j = 0; j < kTogether; ++j)
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          const int at = i + lane + 32 * c;
-          if (p + j * kWarps < pieces && at < ends)
-            reinterpret_cast<float4*>(a.scratch.sums + int64_t(first + p + j * kWarps) * a.group *
-                                                           width)[at] = {absent, absent, absent, absent};
-        }
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        float top = all[c].highest;
-#pragma unroll
-        for (int j = 0; j < kTogether; ++j) top = fmaxf(top, softmax[j][c].x);
-        all[c].scale_to(top);
-#pragma unroll
-        for (int j = 0; j < kTogether; ++j) all[c].add(softmax[j][c], o[j][c]);
-      }
+    for (int warp = 0; warp < kWarps; ++warp) {
+      const float4 v = *reinterpret_cast<const float4*>(meeting.row(a, warp, head) + d);
+      const float x = weight[warp] * norm;
+      o.x += x * v.x, o.y += x * v.y, o.z += x * v.z, o.w += x * v.w;
     }
-    __syncwarp();
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const int at = i + lane + 32 * c, head = at / (width / 4), d = at % (width / 4) * 4;
-      if (at >= ends) break;
-      *reinterpret_cast<float4*>(meeting.row(a, warp, head) + d) = all[c].o;
-      // of a head that the next round still needs, nothing may change: all lanes' tops are the same, so are the
-      // sums
-      if (d == width - 4) meeting.softmax[warp * columns * 8 + head] = {all[c].highest, all[c].sum};
+    if (whole) {
+      store_row(a, w, head, d, o);
+    } else {
+      float4* piece = reinterpret_cast<float4*>(a.pieces + slot * a.group * (width / 4) + i);
+      ptx::store_relaxed(piece, {present(o.x), present(o.y), present(o.z), present(o.w)});
+      ptx::store_relaxed(piece + 1, {present(top), present(sum), 0, 0});
     }
-    __syncwarp();
   }
 }
 
-// After put() and a __syncthreads(): stores a head's rows, or this CTA's piece of them.
+// A slice of a head's columns, joined over its pieces in the order of the context: CTA `first`'s and so on.
 template <int width, int columns>
-__device__ void finish(const DecodeArgs& a, const Walk& w, int quota, Meeting<width, columns>& meeting) {
-  if (w.chunk + w.chunks() < w.e.chunks) {  // not its end: a later CTA joins
-    join_warps(a, meeting, [&](int head, int d, const Joined& x) {
-      const int64_t at = int64_t(blockIdx.x) * a.group + head;
-      *reinterpret_cast<float4*>(a.scratch.sums + at * width + d) = {present(x.o.x), present(x.o.y),
-                                                                     present(x.o.z), present(x.o.w)};
-      if (d == 0) a.scratch.softmax[at] = {present(x.highest), present(x.sum)};
-    });
-    __syncthreads();  // the meeting place is free again
-    return;
+__device__ __forceinline__ void join_slice(const DecodeArgs& a, const Walk& w, int first, int pieces, int slice,
+                                           const Meeting<width, columns>& meeting) {
+  const int all = a.group * (width / 4), each = (all + pieces - 2) / (pieces - 1), begin = slice * each;
+  const int count = min(each, all - begin);
+  if (count <= 0) return;
+  PieceColumn* const gathered = reinterpret_cast<PieceColumn*>(meeting.sums);
+#pragma unroll 1
+  for (int i = int(threadIdx.x); i < count * pieces; i += kWarps * 32) {
+    const int p = i / count;
+    const int64_t slot = int64_t(first) + p + (p == pieces - 1 ? int64_t(gridDim.x) : 0);
+    float4* const piece = reinterpret_cast<float4*>(a.pieces + slot * all + begin + i % count);
+    float4 v, softmax;
+    do {
+      v = ptx::load_relaxed(piece);
+      softmax = ptx::load_relaxed(piece + 1);
+    } while (!(is_there(v.x) & is_there(v.y) & is_there(v.z) & is_there(v.w) & is_there(softmax.x) &
+               is_there(softmax.y)));
+    const float4 nothing = {absent(), absent(), absent(), absent()};
+    ptx::store_relaxed(piece, nothing);
+    ptx::store_relaxed(piece + 1, nothing);
+    reinterpret_cast<float4*>(gathered + i)[0] = v;
+    reinterpret_cast<float4*>(gathered + i)[1] = softmax;
   }
-  const int first = (w.e.first * a.kv_heads + w.head * w.e.chunks) / quota, pieces = int(blockIdx.x) - first;
-  if (w.chunk > 0) {
-    collect_pieces(a, first, pieces, meeting);
-    __syncthreads();
-    for (int i = int(threadIdx.x); i < pieces * a.group; i += kWarps * 32)
-      a.scratch.softmax[int64_t(first) * a.group + i] = {__uint_as_float(kAbsent), __uint_as_float(kAbsent)};
+  __syncthreads();
+#pragma unroll 1
+  for (int i = int(threadIdx.x); i < count; i += kWarps * 32) {
+    float top = -INFINITY, sum = 0;
+    for (int p = 0; p < pieces; ++p) top = fmaxf(top, gathered[p * count + i].highest);
+    float4 o = {0, 0, 0, 0};
+#pragma unroll 4
+    for (int p = 0; p < pieces; ++p) {
+      const PieceColumn& piece = gathered[p * count + i];
+      const float x = exp2f(piece.highest - top);
+      sum += x * piece.sum;
+      o.x += x * piece.values.x, o.y += x * piece.values.y, o.z += x * piece.values.z,
+          o.w += x * piece.values.w;
+    }
+    const float norm = __fdividef(1.f, sum);
+    const int at = begin + i;
+    store_row(a, w, at / (width / 4), at % (width / 4) * 4, {o.x * norm, o.y * norm, o.z * norm, o.w * norm});
   }
-  join_warps(a, meeting, [&](int head, int d, const Joined& x) {
-    if (d < a.head_dim) store_row(a, w, head, d, x);
-  });
+}
+
+// After put() and a __syncthreads(): stores a head's rows, or this CTA's piece of them and its slice of the
+// whole.
+template <int width, int columns>
+__device__ __forceinline__ void finish(const DecodeArgs& a, const Walk& w, int quota,
+                                       const Meeting<width, columns>& meeting) {
+  const bool ends = w.chunk + w.chunks() == w.e.chunks, whole = ends && w.chunk == 0;
+  join_warps(a, w, whole, int64_t(blockIdx.x) + (ends ? int64_t(gridDim.x) : 0), meeting);
+  __syncthreads();  // the meeting place is free again
+  if (w.chunk == 0) return;
+  const int start = w.e.first * a.kv_heads + w.head * w.e.chunks, first = start / quota;
+  const int pieces = (start + w.e.chunks - 1) / quota - first + 1;
+  join_slice(a, w, first, pieces, int(blockIdx.x) - first - 1, meeting);
   __syncthreads();
 }
 

@@ -4,6 +4,7 @@
 
 #include <cuda_bf16.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "tensor/cuda/attention/decode.h"
@@ -14,6 +15,7 @@ namespace sluice::cuda {
 
 constexpr int kTileTokens = 16;
 constexpr int kWarps = 4;
+constexpr int kMostCtas = 400;  // of a grid
 constexpr float kLog2E = 1.44269504f;
 
 struct DecodeArgs {
@@ -23,16 +25,15 @@ struct DecodeArgs {
   const int32_t* table;
   const DecodeEntry* entries;
   const DecodeShare* shares;
-  DecodeScratch scratch;
+  PieceColumn* pieces;
   int64_t q_stride, out_stride;  // elements
   int64_t block_bytes;
   int value_bytes, head_bytes;  // from keys to values, from head to head
   int table_stride, block_shift;
   int kv_heads, group, head_dim;
-  float scale;  // of q·k, base 2 folded in (without a soft cap)
+  float scale;    // of q·k, base 2 folded in; with a soft cap, of the exponent in its tanh
+  float softcap;  // base 2 folded in; 0: none
   bool plan_is_done;
-  float softcap;      // base 2 folded in; 0: none
-  float inner_scale;  // 2 * log2(e) * scale / softcap
 };
 
 // Rows of a tile in shared memory: 16-byte pieces swizzled, or rows padded to an odd number of pieces where
@@ -51,22 +52,18 @@ struct TileLayout {
   }
 };
 
-// Where a CTA is in its share: at a fragment.
+// Where a CTA is in its share: at a fragment, which is what a segment has of one head.
 struct Walk {
+  int segment = -1;
   int entry, head, chunk, left;
-  bool cut;  // the fragment is the share's cut head, and the rest is still to come
   DecodeEntry e;
 
-  __device__ explicit Walk(const DecodeShare& s) {
-    cut = s.cut_count > 0;
-    if (cut)
-      entry = s.cut_entry, head = s.cut_head, chunk = 0, left = s.cut_count, e = s.cut;
-    else
-      begin(s);
-  }
-  __device__ void begin(const DecodeShare& s) {
-    cut = false;
-    entry = s.entry, head = s.head, chunk = s.chunk, left = s.count, e = s.first;
+  __device__ explicit Walk(const DecodeArgs& a) { next_segment(a); }
+  __device__ void next_segment(const DecodeArgs& a) {
+    left = 0;
+    if (++segment == 3) return;
+    const DecodeSegment& s = a.shares[blockIdx.x].segments[segment];
+    entry = s.entry, head = s.head, chunk = s.chunk, left = s.count, e = s.e;
   }
   __device__ bool done() const { return left <= 0; }
   __device__ int chunks() const { return min(left, e.chunks - chunk); }  // of this fragment
@@ -75,13 +72,12 @@ struct Walk {
     return (min(e.end, start() + chunks() * kDecodeChunk) - start() + kTileTokens - 1) / kTileTokens;
   }
   __device__ void advance(const DecodeArgs& a) {
-    if (cut) return begin(a.shares[blockIdx.x]);
     left -= chunks();
+    if (left <= 0) return next_segment(a);
     chunk = 0;
     if (++head == a.kv_heads) {
       head = 0;
-      ++entry;
-      if (left > 0) e = a.entries[entry];
+      e = a.entries[++entry];
     }
   }
 };
@@ -99,9 +95,7 @@ struct Loader {
   uint32_t ring;            // this warp's
   int slot = 0;
 
-  __device__ Loader(const DecodeArgs& a, const DecodeShare& share, uint32_t ring) : at(share), ring(ring) {
-    enter(a);
-  }
+  __device__ Loader(const DecodeArgs& a, uint32_t ring) : at(a), ring(ring) { enter(a); }
 
   __device__ void enter(const DecodeArgs& a) {
     tile = 0;
@@ -192,12 +186,6 @@ struct Attend {
     }
   }
 
-  __device__ static float score(const DecodeArgs& a, float dot) {
-    if (a.softcap == 0) return dot * a.scale;
-    // tanh(x) = 1 - 2 / (exp(2x) + 1); the card's own tanh is off by 2^-11, too much times a cap of 50
-    return a.softcap * (1 - __fdividef(2.f, exp2f(dot * a.inner_scale) + 1));
-  }
-
   // The tile at `stage`, whose first token is at `low` relative to the first visible one, and `high` to the
   // end.
   __device__ void tile(const DecodeArgs& a, uint32_t stage, int first, const DecodeEntry& e) {
@@ -219,7 +207,14 @@ struct Attend {
     for (int n = 0; n < columns; ++n) {
       float x[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = sees[i / 2] ? score(a, s[n][0][i] + s[n][1][i]) : -INFINITY;
+      for (int i = 0; i < 4; ++i) x[i] = (s[n][0][i] + s[n][1][i]) * a.scale;
+      if (a.softcap >
+          0) {  // tanh(x) = 1 - 2 / (exp(2x) + 1); the card's own is off by 2^-11, too much times a cap of 50
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = a.softcap * (1 - __fdividef(2.f, exp2f(x[i]) + 1));
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] = sees[i / 2] ? x[i] : -INFINITY;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         float top = fmaxf(x[j], x[j + 2]);

@@ -10,7 +10,8 @@ namespace sluice::cuda {
 namespace {
 
 constexpr int kThreads = kMaxSequences;
-constexpr int kTileTokens = 16;  // decode's loads start at multiples of it
+constexpr int kFewThreads = 288;  // one per CTA of decode, about
+constexpr int kTileTokens = 16;   // decode's loads start at multiples of it
 
 struct PlanArgs {
   const int32_t* row_starts;
@@ -38,7 +39,7 @@ __device__ Scan scan(int32_t value, int32_t (&sums)[kThreads / 32]) {
   __syncthreads();  // the scan before this one may still be reading
   if (lane == 31) sums[warp] = inclusive;
   __syncthreads();
-  int32_t others = sums[lane];
+  int32_t others = lane < int(blockDim.x) / 32 ? sums[lane] : 0;
   for (int step = 1; step < 32; step *= 2) {
     const int32_t other = __shfl_up_sync(~0u, others, step);
     if (lane >= step) others += other;
@@ -80,25 +81,37 @@ __device__ void plan_decode(const PlanArgs& a, const DecodePlan& plan) {
     }
     return low;
   };
-  for (int cta = s; cta < plan.ctas; cta += kThreads) {
-    DecodeShare share{};
-    share.quota = quota;
-    const int from = cta * quota, to = min(total, from + quota);
+  const auto segment_at = [&](int from, int to) {
+    DecodeSegment segment{};
+    segment.count = to - from;
+    if (from >= to) return segment;
+    segment.entry = entry_at(from);
+    segment.e = entries[segment.entry];
+    const int inside = from - segment.e.first * a.kv_heads;
+    segment.head = inside / segment.e.chunks;
+    segment.chunk = inside % segment.e.chunks;
+    return segment;
+  };
+  for (int cta = s; cta < plan.ctas; cta += int(blockDim.x)) {
+    const int from = min(total, cta * quota), to = min(total, from + quota);
+    int begin = from, end = to;  // of what is done in between
+    DecodeSegment* segment = plan.shares[cta].segments;
     if (from < to) {
-      share.entry = entry_at(from);
-      share.first = entries[share.entry];
-      const int inside = from - share.first.first * a.kv_heads;
-      share.head = inside / share.first.chunks;
-      share.chunk = inside % share.first.chunks;
-      share.cut_entry = entry_at(to - 1);
-      share.cut = entries[share.cut_entry];
-      const int cut_inside = to - share.cut.first * a.kv_heads;
-      share.cut_head = (cut_inside - 1) / share.cut.chunks;
-      const int count = cut_inside - share.cut_head * share.cut.chunks;  // of the last head, 1 to all
-      if (count < share.cut.chunks && count < to - from) share.cut_count = count;
-      share.count = to - from - share.cut_count;
+      const DecodeSegment tail = segment_at(to - 1, to);
+      const int tail_start = to - 1 - tail.chunk;
+      if (tail_start > from && tail.chunk + 1 < tail.e.chunks) {
+        end = tail_start;
+        *segment++ = segment_at(tail_start, to);
+      }
+      const DecodeSegment front = segment_at(from, to);
+      const int front_start = from - front.chunk, front_end = front_start + front.e.chunks;
+      const bool others_are_late = front_start / quota < cta - 1 || front_start % quota == 0;
+      if (front.chunk > 0 && others_are_late && front_end < to) begin = front_end;
     }
-    plan.shares[cta] = share;
+    if (begin < end) *segment++ = segment_at(begin, end);
+    if (from < begin) *segment++ = segment_at(from, begin);
+    while (segment < plan.shares[cta].segments + 3) segment++->count = 0;
+    plan.shares[cta].quota = quota;
   }
 }
 
@@ -157,7 +170,9 @@ void make_plans(const Context& context, const BatchInput& batch, int kv_heads,
              prefill,          tile_rows};
   std::copy(decode.begin(), decode.end(), a.decode);
   const int plans = a.decode_plans + (tile_rows > 0 ? 1 : 0);
-  if (plans > 0) launch(context, plan_kernel, dim3(unsigned(plans)), dim3(kThreads), 0, a);
+  // Few sequences need few threads; prefill's classes need all.
+  const int threads = tile_rows > 0 ? kThreads : std::max(kFewThreads, (batch.sequences + 31) / 32 * 32);
+  if (plans > 0) launch(context, plan_kernel, dim3(unsigned(plans)), dim3(unsigned(threads)), 0, a);
 }
 
 }  // namespace sluice::cuda

@@ -32,14 +32,20 @@ struct alignas(16) DecodeEntry {
   int32_t unused[2];
 };
 
-// What one CTA does. A head that the end of its share cuts comes first, so that its pieces are joined while
-// other work hides that; then `count` chunks from `chunk` of `head` of `entry` on.
-struct alignas(16) DecodeShare {
+// Consecutive chunks of the line: `count` from `chunk` of `head` of `entry` on.
+struct alignas(16) DecodeSegment {
   int32_t entry, head, chunk, count;
-  DecodeEntry first;                       // entries[entry]
-  int32_t cut_entry, cut_head, cut_count;  // its first cut_count chunks; 0: none, or nothing but that head
-  int32_t quota;    // chunks of every CTA but the last: chunk x of the line is CTA x / quota's
-  DecodeEntry cut;  // entries[cut_entry]
+  DecodeEntry e;  // entries[entry]
+};
+
+// What one CTA does, in order; the first with count 0 ends it. Its chunks are consecutive on the line, but:
+// - A head that the end of its share cuts comes first: it joins nothing, and others can have it early.
+// - The end of a head, where a CTA before has nothing but a piece of it, comes last: that piece is not there
+// earlier.
+struct alignas(16) DecodeShare {
+  DecodeSegment segments[3];
+  int32_t quota;  // chunks of every CTA but the last: chunk x of the line is CTA x / quota's
+  int32_t unused[3];
 };
 
 // One tile of query rows of one sequence for the prefill kernel.
