@@ -81,7 +81,7 @@ struct EngineConfig {
   int max_sequences = 0;        // running at once; 0: automatic (settled() in make_engine.h)
   int max_queue = 1024;         // waiting while all seats are taken; submit refuses beyond
   int step_tokens = 0;          // token budget of one step: decodes first, then prompt chunks; 0: automatic
-  int mixed_prompt_tokens = 0;  // prompt tokens of a step in which others generate; 0: automatic
+  int mixed_prompt_tokens = 0;  // most prompt tokens of a step in which others generate; 0: automatic
   int block_tokens = 16;
   size_t kv_bytes = 0;               // 0: chosen from free memory and the model's context
   int max_context = 0;               // 0: the model's

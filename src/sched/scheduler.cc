@@ -60,11 +60,22 @@ void Scheduler::plan(TimeNs now, StepPlan& plan) {
     if (s->state != SequenceState::running) state.coming += s->table->held();
   expire(state);
   extend(state, true);
-  // Those that generate should not wait long for others' prompts.
-  if (policy_.mixed_prompt_tokens && !plan.empty())
-    state.budget = std::min(state.budget, policy_.mixed_prompt_tokens);
+  if (policy_.mixed_prompt_tokens && !plan.empty()) state.budget = std::min(state.budget, mixed_budget(plan));
   extend(state, false);
   admit(state);
+}
+
+// Prompt tokens beside `plan`'s sequences, which generate and should not wait long. A step of few rows is bound
+// by reading weights, so a small chunk is nearly free there; as many tokens as keep up with those that end (a
+// few per generating sequence) do while few wait; a backlog brings it up to the limit.
+int Scheduler::mixed_budget(const StepPlan& plan) const {
+  constexpr int kLeastChunk = 128, kPerSequence = 4, kBacklogSteps = 16;
+  int64_t backlog = 0;
+  for (const Sequence* s : running_)
+    if (s->state == SequenceState::running && s->wanted() > 1) backlog += s->wanted();
+  for (const Sequence* s : waiting_) backlog += s->wanted();
+  const int64_t chunk = std::max<int64_t>(kPerSequence * int64_t(plan.entries.size()), backlog / kBacklogSteps);
+  return int(std::min<int64_t>(std::max<int64_t>(chunk, kLeastChunk), policy_.mixed_prompt_tokens));
 }
 
 // Pass 1: deadlines.

@@ -22,7 +22,7 @@ struct Policy {
   int step_tokens =
       512;  // of one step, all sequences together; >= max_running, so one-token sequences always fit
   int mixed_prompt_tokens =
-      0;                  // of prompts in a step that also has one-token sequences; 0: step_tokens is the limit
+      0;  // of prompts in a step that also has one-token sequences; at most; 0: step_tokens is the limit
   int max_queue = 1024;   // waiting for their first admission
   int min_progress = 16;  // tokens generated since it was admitted before a sequence is a preferred victim
 };
@@ -60,6 +60,7 @@ class Scheduler {
 
  private:
   struct PlanState;
+  int mixed_budget(const StepPlan& plan) const;
   void expire(PlanState& state);
   void extend(PlanState& state, bool one_token);
   void admit(PlanState& state);

@@ -79,16 +79,21 @@ TEST_F(SchedulerTest, APromptIsCutByTheBudgetAndSamplesAtItsEnd) {
 }
 
 TEST_F(SchedulerTest, BesideOthersThatGenerateAPromptTakesSmallerSteps) {
-  make({.max_running = 4, .step_tokens = 16, .mixed_prompt_tokens = 4}, 64);
+  make({.max_running = 8, .step_tokens = 1024, .mixed_prompt_tokens = 300}, 4096, {0}, 8192);
   Sequence* a = add(3, 9);
   plan(), land();
-  Sequence* b = add(12, 2);
+  Sequence* b = add(1000, 2);
   const StepPlan& mixed = plan();
   EXPECT_EQ(entry(mixed, a)->count, 1);
-  EXPECT_EQ(entry(mixed, b)->count, 4);
+  EXPECT_EQ(entry(mixed, b)->count, 128) << "nearly free beside a batch of one";
+  land();
+  Sequence* c = add(4000, 2);
+  const StepPlan& pressed = plan();
+  EXPECT_EQ(entry(pressed, b)->count, 300) << "much waits: the limit";
+  EXPECT_EQ(entry(pressed, c), nullptr);
   land();
   scheduler->end(a, FinishReason::cancelled);
-  EXPECT_EQ(entry(plan(), b)->count, 8) << "alone it has the whole step";
+  EXPECT_EQ(entry(plan(), b)->count, 1000 - 128 - 300) << "the rest, and others' prompts, take the whole step";
   land();
 }
 
