@@ -5,7 +5,8 @@ namespace sluice {
 
 Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions&) {
   return Error{ErrorCode::kUnsupported,
-               "this build has no CUDA backend (nvcc was not found when it was built); use --device cpu", "device"};
+               "this build has no CUDA backend (nvcc was not found when it was built); use --device cpu",
+               "device"};
 }
 
 }  // namespace sluice
