@@ -51,9 +51,9 @@ class Checkpoint {
   virtual Result<std::string> side_file(std::string_view name) const = 0;
 };
 
-// A .gguf file, a Hugging Face folder, or "dummy:SHAPE" (dummy_checkpoint.h). Every count, offset, shape and type that the model needs is checked
-// here, before any weight is read: rows() then answers for every slot of the spec. Errors are one line naming
-// file and key or tensor.
+// A .gguf file, a Hugging Face folder, or "dummy:SHAPE" (dummy_checkpoint.h). Every count, offset, shape and
+// type that the model needs is checked here, before any weight is read: rows() then answers for every slot of
+// the spec. Errors are one line naming file and key or tensor.
 Result<std::unique_ptr<Checkpoint>> open_checkpoint(const std::string& path);
 
 }  // namespace sluice

@@ -1,12 +1,13 @@
 // Sequences with more than one row: tiles of query rows against the paged cache, online softmax, float32 sums.
 //
-// Two kernels behind one contract. `prefill_wgmma` is for head widths 64, 128 and 256 (Hopper's warpgroup products, keys
-// and values brought by TMA); `prefill_general` serves every head width up to 256 that is a multiple of 8 with
-// mma.sync. attention.cc chooses with prefill_uses_wgmma; nothing else knows of the choice.
+// Two kernels behind one contract. `prefill_wgmma` is for head widths 64, 128 and 256 (Hopper's warpgroup
+// products, keys and values brought by TMA); `prefill_general` serves every head width up to 256 that is a
+// multiple of 8 with mma.sync. attention.cc chooses with prefill_uses_wgmma; nothing else knows of the choice.
 //
-// Work: items of the plan (sequence, row_begin, row_end), at most prefill_tile_rows each, taken by a persistent grid in
-// the plan's order (longest contexts first), for each query head. A row at position p sees cached positions p-window+1
-// (or 0) .. p. row_begin's position is batch.positions[row_begin]; rows of an item have consecutive positions.
+// Work: items of the plan (sequence, row_begin, row_end), at most prefill_tile_rows each, taken by a persistent
+// grid in the plan's order (longest contexts first), for each query head. A row at position p sees cached
+// positions p-window+1 (or 0) .. p. row_begin's position is batch.positions[row_begin]; rows of an item have
+// consecutive positions.
 #pragma once
 
 #include <cuda.h>
@@ -20,8 +21,8 @@ namespace sluice::cuda {
 bool prefill_uses_wgmma(const KvGeometry& geometry);
 int prefill_tile_rows(const KvGeometry& geometry);
 
-// The pool as one matrix of rows of D elements (kv_layout.h), in boxes of one block of tokens x 64 columns, 128-byte swizzle.
-// Made once per pool, by bind_pool, where prefill_uses_wgmma.
+// The pool as one matrix of rows of D elements (kv_layout.h), in boxes of one block of tokens x 64 columns,
+// 128-byte swizzle. Made once per pool, by bind_pool, where prefill_uses_wgmma.
 CUtensorMap prefill_pool_map(std::byte* pool, size_t bytes, const KvGeometry& geometry);
 // Raises the kernels' shared memory limits: once, before any capture.
 void prefill_prepare(const KvGeometry& geometry);

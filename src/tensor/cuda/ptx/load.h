@@ -3,9 +3,9 @@
 
 namespace sluice::cuda::ptx {
 
-// Issued where it stands, for what is wanted before wait_for_previous(): weights. A plain load there (__ldg, or its
-// PTX as volatile asm) is moved by ptxas down to its first use, behind the reduction; a relaxed load is not moved over
-// griddepcontrol.wait. Scope cta: it may hit in L1.
+// Issued where it stands, for what is wanted before wait_for_previous(): weights. A plain load there (__ldg, or
+// its PTX as volatile asm) is moved by ptxas down to its first use, behind the reduction; a relaxed load is not
+// moved over griddepcontrol.wait. Scope cta: it may hit in L1.
 __device__ __forceinline__ float4 load_here(const float4* at) {
   float4 v;
   asm volatile("ld.relaxed.cta.global.v4.f32 {%0, %1, %2, %3}, [%4];"
