@@ -12,6 +12,7 @@
 namespace sluice::cuda {
 namespace {
 
+constexpr ReadAhead kReadAhead = ReadAhead::nothing;
 constexpr int kLeastTileRows = 16;  // of prefill: what the list of tiles is sized for
 
 class PagedAttention final : public Attention {
@@ -91,7 +92,9 @@ void PagedAttention::reserve(const WorkspaceShape& shape, const Context& context
                  reinterpret_cast<DecodeShare*>(p + shares_at[i]), ctas, 0};
   prefill_plan_ = {reinterpret_cast<int32_t*>(p + count_at), reinterpret_cast<PrefillItem*>(p + items_at)};
   pieces_ = scratch_memory_.as<PieceColumn>();
-  CUDA_CHECK(cudaMemsetAsync(pieces_, 0xff, scratch_memory_.bytes(), context.stream));
+  CUDA_CHECK(
+      cudaMemset(pieces_, 0xff, scratch_memory_.bytes()));  // after the zeros of alloc, on whatever stream
+  CUDA_CHECK(cudaDeviceSynchronize());
 }
 
 void PagedAttention::begin_step(const BatchInput& batch, const KvGeometry& geometry, int heads) {
@@ -128,7 +131,7 @@ const DecodePlan& PagedAttention::decode_plan(const AttentionArgs& a) {
 void PagedAttention::run(const AttentionArgs& a) {
   if (a.batch.one_row_sequences > 0) {
     const DecodePlan& plan = decode_plan(a);
-    decode(*context_, a, plan, pieces_, decoded_);
+    decode(*context_, a, plan, pieces_, decoded_ ? kReadAhead : ReadAhead::nothing);
     decoded_ = true;
   }
   if (a.batch.one_row_sequences < a.batch.sequences) {

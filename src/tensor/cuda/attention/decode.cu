@@ -23,25 +23,35 @@ namespace sluice::cuda {
 namespace {
 
 // Of a multiprocessor, whose registers they share.
-constexpr int least_ctas(int width, int columns) { return columns > 1 || width > 128 ? 1 : width > 64 ? 2 : 3; }
+constexpr int least_ctas(int width, int columns) {
+  return columns > 1 || width >= 128 ? 1 : width > 64 ? 2 : 3;
+}
 
 template <int width, int columns, int stages>
-__global__ void __launch_bounds__(kWarps * 32, least_ctas(width, columns))
+__global__ void __launch_bounds__(warps_of(width) * 32, least_ctas(width, columns))
     decode_kernel(const __grid_constant__ DecodeArgs a) {
   extern __shared__ __align__(128) std::byte memory[];
+  constexpr int kWarps = warps_of(width);
   constexpr int kRingBytes = stages * Loader<width, stages>::kStageBytes;
-  if (!a.plan_is_done) wait_for_previous();
+  if (a.ahead == ReadAhead::nothing) wait_for_previous();
   const int quota = a.shares[blockIdx.x].quota;
   const uint32_t ring = ptx::shared_address(memory) + threadIdx.x / 32 * kRingBytes;
   Meeting<width, columns> meeting(memory + kWarps * kRingBytes, a.group);
   Loader<width, stages> loader(a, ring);
   Walk walk(a);
   Attend<width, columns> attend;
-  if (a.plan_is_done) wait_for_previous();
-  let_next_start();  // not earlier: see decode.h
-  if (walk.done()) return;
+  bool waited = false;
 #pragma unroll 1
-  for (int i = 0; i < stages - 1; ++i) loader.next(a);
+  for (int i = 0; i < stages - 1; ++i) {
+    if (!waited && !(a.ahead == ReadAhead::cache && loader.next_is_old())) {
+      wait_for_previous();
+      waited = true;
+    }
+    loader.next(a);
+  }
+  if (!waited) wait_for_previous();
+  let_next_start();  // not earlier: see ReadAhead
+  if (walk.done()) return;
   attend.load_q(a, walk);
 
   int slot = 0;
@@ -73,17 +83,19 @@ using Kernel = void (*)(DecodeArgs);
 struct Choice {
   Kernel kernel;
   size_t shared_bytes;
-  int width;
+  int width, threads;
 };
 
-// `stages` as many as leave room for two CTAs on a multiprocessor (for one at width 256), up to 4.
+// `stages` as many as leave room for the CTAs that a multiprocessor should have. With more than 8 heads the
+// meeting place needs more.
 template <int width, int stages>
 Choice choose(int group) {
-  constexpr int kWide = width == 256 ? 2 : stages;  // for more than 8 heads; the meeting place needs the room
+  constexpr int kWide = width >= 128 ? 2 : stages, kWarps = warps_of(width);
   constexpr size_t kStage = size_t(kWarps) * Loader<width, stages>::kStageBytes;
   if (group <= 8)
-    return {decode_kernel<width, 1, stages>, kStage * stages + Meeting<width, 1>::bytes(group), width};
-  return {decode_kernel<width, 2, kWide>, kStage * kWide + Meeting<width, 2>::bytes(group), width};
+    return {decode_kernel<width, 1, stages>, kStage * stages + Meeting<width, 1>::bytes(group), width,
+            kWarps * 32};
+  return {decode_kernel<width, 2, kWide>, kStage * kWide + Meeting<width, 2>::bytes(group), width, kWarps * 32};
 }
 
 Choice choose(const KvGeometry& geometry, int heads) {
@@ -105,7 +117,7 @@ Choice choose(const KvGeometry& geometry, int heads) {
     case 256:
       return choose<256, 3>(group);
   }
-  return {nullptr, 0, 0};
+  return {nullptr, 0, 0, 0};
 }
 
 int log2_of(int n) {
@@ -128,7 +140,7 @@ int decode_prepare(const Context& context, const KvGeometry& geometry, int heads
   CUDA_CHECK(cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   int(choice.shared_bytes)));
   int per_multiprocessor = 0;
-  CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, choice.kernel, kWarps * 32,
+  CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, choice.kernel, choice.threads,
                                                            choice.shared_bytes));
   CHECK(per_multiprocessor > 0, "the decode kernel does not fit a multiprocessor");
   return std::min(context.multiprocessors * std::min(per_multiprocessor, 3), kMostCtas);
@@ -140,7 +152,7 @@ size_t decode_scratch_bytes(const KvGeometry& geometry, int heads, int ctas) {
 }
 
 void decode(const Context& context, const AttentionArgs& args, const DecodePlan& plan, PieceColumn* pieces,
-            bool plan_is_done) {
+            ReadAhead ahead) {
   const KvGeometry& g = args.geometry;
   const Choice choice = choose(g, args.heads);
   const KvRows rows(g);
@@ -155,7 +167,7 @@ void decode(const Context& context, const AttentionArgs& args, const DecodePlan&
   a.entries = plan.entries;
   a.shares = plan.shares;
   a.pieces = pieces;
-  a.plan_is_done = plan_is_done;
+  a.ahead = ahead;
   a.q_stride = args.q.stride;
   a.out_stride = args.out.stride;
   a.block_bytes = int64_t(args.kv.block_bytes);
@@ -168,7 +180,8 @@ void decode(const Context& context, const AttentionArgs& args, const DecodePlan&
   a.head_dim = g.head_dim;
   a.scale = args.softcap > 0 ? 2 * kLog2E * args.scale / args.softcap : kLog2E * args.scale;
   a.softcap = args.softcap * kLog2E;
-  launch(context, choice.kernel, dim3(unsigned(plan.ctas)), dim3(kWarps * 32), choice.shared_bytes, a);
+  launch(context, choice.kernel, dim3(unsigned(plan.ctas)), dim3(unsigned(choice.threads)), choice.shared_bytes,
+         a);
 }
 
 }  // namespace sluice::cuda

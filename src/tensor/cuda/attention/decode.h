@@ -23,12 +23,19 @@ bool decode_supports(const KvGeometry& geometry, int heads);
 int decode_prepare(const Context& context, const KvGeometry& geometry, int heads);
 size_t decode_scratch_bytes(const KvGeometry& geometry, int heads, int ctas);
 
-// `plan_is_done`: a decode kernel of this step has already run with plans enqueued before it. Then the plan and
-// the tables are read before the kernel in front is done (0.6 us of 3 to 8), though launch.h allows that of
-// weights only. It is right since a decode kernel lets its successor start only when its own wait is over, that
-// is when everything before it, the plan and the copies that staged the step too, is done and visible; and all
-// that is launched later starts after that.
+// What is read before the kernel in front is done (launch.h), once another decode kernel of the same step has
+// run since the plans were enqueued. launch.h allows nothing of this kind. It is right nevertheless, since a
+// decode kernel lets its successor start only when its own wait is over: then everything before it, the plans
+// and the copies that staged the step too, is done and visible, and all that is launched later starts after
+// that.
+enum class ReadAhead : uint8_t {
+  nothing,
+  plan,   // and block tables
+  cache,  // and keys and values, but for the tile of the newest token: those of a sequence with one row were
+          // stored by earlier steps. (Not true if a sequence may read blocks that another one fills in the same
+          // step.)
+};
 void decode(const Context& context, const AttentionArgs& args, const DecodePlan& plan, PieceColumn* pieces,
-            bool plan_is_done);
+            ReadAhead ahead);
 
 }  // namespace sluice::cuda

@@ -1,7 +1,7 @@
 // Decode attention in a graph of many calls, as a step runs it, over pools larger than the L2: µs per layer,
 // the bytes of keys and values, GB/s, and the share of the card's 4.56 TB/s.
 #include <cstdio>
-#include <memory>
+#include <string_view>
 
 #include "tensor/cuda/attention/decode.h"
 #include "tensor/cuda/kv_layout.h"
@@ -21,7 +21,7 @@ struct Shape {
   std::vector<int> lengths;
 };
 
-void measure(const Shape& s) {
+void measure(const Shape& s, ReadAhead ahead) {
   const int n = int(s.lengths.size());
   double tokens = 0;
   int stride = 0, blocks = 0;
@@ -78,7 +78,7 @@ void measure(const Shape& s) {
                                  s.window,
                                  0,
                                  test::bf16_tensor(out.data(), n, columns)};
-        decode(test::context(), args, plan, pieces.as<PieceColumn>(), i > 0);
+        decode(test::context(), args, plan, pieces.as<PieceColumn>(), i > 0 ? ahead : ReadAhead::nothing);
       });
   std::printf(
       "%-28s %2d/%d x %3d  %8.2f us  %8.2f MB  floor %7.2f us  %6.0f GB/s  %3.0f %%  (%d CTAs, %d layers)\n",
@@ -96,27 +96,37 @@ std::vector<int> mixture() {
 }  // namespace
 }  // namespace sluice::cuda
 
-int main() {
+int main(int argc, char** argv) {
   using namespace sluice::cuda;
+  // "plan" or "cache": what is read ahead (decode.h); nothing by default
+  const std::string_view wish = argc > 1 ? argv[1] : "";
+  const ReadAhead ahead = wish == "plan"    ? ReadAhead::plan
+                          : wish == "cache" ? ReadAhead::cache
+                                            : ReadAhead::nothing;
   const auto n_of = [](int n, int length) { return std::vector<int>(size_t(n), length); };
-  for (int length : {16, 512, 4096, 16384, 32768}) {
-    const std::string name = "1 x " + std::to_string(length);
-    measure({name.c_str(), 32, 8, 128, 0, {length}});
-  }
-  measure({"8 x 576", 32, 8, 128, 0, n_of(8, 576)});
-  measure({"32 x 576", 32, 8, 128, 0, n_of(32, 576)});
-  measure({"128 x 576", 32, 8, 128, 0, n_of(128, 576)});
-  measure({"256 x 576", 32, 8, 128, 0, n_of(256, 576)});
-  measure({"32 x 8192", 32, 8, 128, 0, n_of(32, 8192)});
-  measure({"32768 and 127 x 500", 32, 8, 128, 0, mixture()});
-  measure({"1 x 4096", 64, 8, 128, 0, {4096}});
-  measure({"128 x 576", 64, 8, 128, 0, n_of(128, 576)});
-  measure({"1 x 512", 9, 3, 64, 0, {512}});
-  measure({"128 x 576", 9, 3, 64, 0, n_of(128, 576)});
-  measure({"128 x 576", 32, 8, 64, 0, n_of(128, 576)});
-  measure({"1 x 4096, window 512", 4, 1, 256, 512, {4096}});
-  measure({"128 x 2000, window 512", 4, 1, 256, 512, n_of(128, 2000)});
-  measure({"128 x 2000", 4, 1, 256, 0, n_of(128, 2000)});
+  const auto at = [&](const char* name, int heads, int kv_heads, int head_dim, int window,
+                      std::vector<int> lengths) {
+    measure({name, heads, kv_heads, head_dim, window, std::move(lengths)}, ahead);
+  };
+  at("1 x 16", 32, 8, 128, 0, {16});
+  at("1 x 512", 32, 8, 128, 0, {512});
+  at("1 x 4096", 32, 8, 128, 0, {4096});
+  at("1 x 16384", 32, 8, 128, 0, {16384});
+  at("1 x 32768", 32, 8, 128, 0, {32768});
+  at("8 x 576", 32, 8, 128, 0, n_of(8, 576));
+  at("32 x 576", 32, 8, 128, 0, n_of(32, 576));
+  at("128 x 576", 32, 8, 128, 0, n_of(128, 576));
+  at("256 x 576", 32, 8, 128, 0, n_of(256, 576));
+  at("32 x 8192", 32, 8, 128, 0, n_of(32, 8192));
+  at("32768 and 127 x 500", 32, 8, 128, 0, mixture());
+  at("1 x 4096", 64, 8, 128, 0, {4096});
+  at("128 x 576", 64, 8, 128, 0, n_of(128, 576));
+  at("1 x 512", 9, 3, 64, 0, {512});
+  at("128 x 576", 9, 3, 64, 0, n_of(128, 576));
+  at("128 x 576", 32, 8, 64, 0, n_of(128, 576));
+  at("1 x 4096, window 512", 4, 1, 256, 512, {4096});
+  at("128 x 2000, window 512", 4, 1, 256, 512, n_of(128, 2000));
+  at("128 x 2000", 4, 1, 256, 0, n_of(128, 2000));
   // The plan's own kernel.
   const DeviceBytes lengths = test::upload(n_of(128, 576)), entries(sizeof(DecodeEntry) * (kMaxSequences + 1)),
                     shares(sizeof(DecodeShare) * 264);

@@ -22,17 +22,16 @@ namespace sluice::cuda {
 // Where the warps of a CTA meet: [kWarps][group][kPitch] sums, [kWarps][columns * 8] (highest, sum).
 template <int width, int columns>
 struct Meeting {
+  static constexpr int kWarps = warps_of(width);
   static constexpr int kPitch = width + 4;  // the lanes of a store lie in different banks
   float* sums;
   float2* softmax;
 
-  static constexpr int kFloats =
-      std::max(kWarps * kPitch, kMostCtas);  // per head; the weights of pieces fit, too
-
+  static constexpr int kGathered = 6;  // floats of a column: its values, highest, sum
   // Of sums. It also has room for join_slice's columns: of two pieces all, of more no more than that, or one of
   // each.
   __host__ __device__ static int floats(int group) {
-    return std::max(kWarps * group * kPitch, (kMostCtas + 1) * int(sizeof(PieceColumn) / sizeof(float)));
+    return std::max(kWarps * group * kPitch, (kMostCtas + 1) * kGathered);
   }
   static size_t bytes(int group) {
     return sizeof(float) * size_t(floats(group)) + sizeof(float2) * size_t(kWarps * columns * 8);
@@ -83,6 +82,7 @@ __device__ __forceinline__ void store_row(const DecodeArgs& a, const Walk& w, in
 template <int width, int columns>
 __device__ __forceinline__ void join_warps(const DecodeArgs& a, const Walk& w, bool whole, int64_t slot,
                                            const Meeting<width, columns>& meeting) {
+  constexpr int kWarps = warps_of(width);
 #pragma unroll 1
   for (int i = int(threadIdx.x); i < a.group * (width / 4); i += kWarps * 32) {
     const int head = i / (width / 4), d = i % (width / 4) * 4;
@@ -118,40 +118,41 @@ __device__ __forceinline__ void join_warps(const DecodeArgs& a, const Walk& w, b
 template <int width, int columns>
 __device__ __forceinline__ void join_slice(const DecodeArgs& a, const Walk& w, int first, int pieces, int slice,
                                            const Meeting<width, columns>& meeting) {
+  constexpr int kThreads = warps_of(width) * 32;
   const int all = a.group * (width / 4), each = (all + pieces - 2) / (pieces - 1), begin = slice * each;
   const int count = min(each, all - begin);
   if (count <= 0) return;
-  PieceColumn* const gathered = reinterpret_cast<PieceColumn*>(meeting.sums);
+  float4* const values = reinterpret_cast<float4*>(meeting.sums);
+  float2* const softmax = reinterpret_cast<float2*>(values + count * pieces);
 #pragma unroll 1
-  for (int i = int(threadIdx.x); i < count * pieces; i += kWarps * 32) {
+  for (int i = int(threadIdx.x); i < count * pieces; i += kThreads) {
     const int p = i / count;
     const int64_t slot = int64_t(first) + p + (p == pieces - 1 ? int64_t(gridDim.x) : 0);
     float4* const piece = reinterpret_cast<float4*>(a.pieces + slot * all + begin + i % count);
-    float4 v, softmax;
+    float4 v, s;
     do {
       v = ptx::load_relaxed(piece);
-      softmax = ptx::load_relaxed(piece + 1);
-    } while (!(is_there(v.x) & is_there(v.y) & is_there(v.z) & is_there(v.w) & is_there(softmax.x) &
-               is_there(softmax.y)));
+      s = ptx::load_relaxed(piece + 1);
+    } while (!(is_there(v.x) & is_there(v.y) & is_there(v.z) & is_there(v.w) & is_there(s.x) & is_there(s.y)));
     const float4 nothing = {absent(), absent(), absent(), absent()};
     ptx::store_relaxed(piece, nothing);
     ptx::store_relaxed(piece + 1, nothing);
-    reinterpret_cast<float4*>(gathered + i)[0] = v;
-    reinterpret_cast<float4*>(gathered + i)[1] = softmax;
+    values[i] = v;
+    softmax[i] = {s.x, s.y};
   }
   __syncthreads();
 #pragma unroll 1
-  for (int i = int(threadIdx.x); i < count; i += kWarps * 32) {
+  for (int i = int(threadIdx.x); i < count; i += kThreads) {
     float top = -INFINITY, sum = 0;
-    for (int p = 0; p < pieces; ++p) top = fmaxf(top, gathered[p * count + i].highest);
+    for (int p = 0; p < pieces; ++p) top = fmaxf(top, softmax[p * count + i].x);
     float4 o = {0, 0, 0, 0};
 #pragma unroll 4
     for (int p = 0; p < pieces; ++p) {
-      const PieceColumn& piece = gathered[p * count + i];
-      const float x = exp2f(piece.highest - top);
-      sum += x * piece.sum;
-      o.x += x * piece.values.x, o.y += x * piece.values.y, o.z += x * piece.values.z,
-          o.w += x * piece.values.w;
+      const float2 s = softmax[p * count + i];
+      const float4 v = values[p * count + i];
+      const float x = exp2f(s.x - top);
+      sum += x * s.y;
+      o.x += x * v.x, o.y += x * v.y, o.z += x * v.z, o.w += x * v.w;
     }
     const float norm = __fdividef(1.f, sum);
     const int at = begin + i;
