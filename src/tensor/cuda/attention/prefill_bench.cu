@@ -107,8 +107,8 @@ void bench(const char* name, int heads, int kv_heads, int head_dim, const std::v
   const auto at = test::download<uint64_t>(stamps.data(), 4);
   const double ghz = double(at[2] - at[0]) / double(at[3] - at[1]);
   const double tflops = pairs * heads * head_dim * 4 / double(ms) / 1e9;
-  std::printf("%-34s %9.1f us %7.1f TFLOP/s %5.1f %%\n", name, double(ms) * 1e3, tflops,
-              100 * tflops / kCeiling);
+  std::printf("%-34s %9.1f us %7.1f TFLOP/s %5.1f %% at %.2f GHz\n", name, double(ms) * 1e3, tflops,
+              100 * tflops / kCeiling, ghz);
 }
 
 }  // namespace

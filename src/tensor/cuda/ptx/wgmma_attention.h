@@ -213,5 +213,19 @@ __device__ __forceinline__ void load_matrices(const void* row, uint32_t (&a)[4])
                : "r"(shared_address(row))
                : "memory");
 }
+// Brings a line to the L1.
+__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
+// One box from shared memory to a 2-D tensor map, in this thread's group of such copies.
+__device__ __forceinline__ void store_box(const CUtensorMap* map, const void* from, int32_t x, int32_t y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];\n"
+      "cp.async.bulk.commit_group;" ::"l"(map),
+      "r"(shared_address(from)), "r"(x), "r"(y)
+      : "memory");
+}
+// Until this thread's store_box copies have read their shared memory.
+__device__ __forceinline__ void await_store_reads() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
 
 }  // namespace sluice::cuda::ptx
