@@ -1,13 +1,13 @@
-// Prefill attention for Hopper, after FlashAttention-3 (Shah et al., 2024): one warp brings tiles, two
-// warpgroups of 64 query rows each multiply.
+// Prefill attention for Hopper, after FlashAttention-3 (Shah et al., 2024): a producer warp brings tiles, two
+// warpgroups of 64 query rows each multiply. PREFILL.md has the measured steps.
 //
-// - Producer warp: for every task (plan item, query head) the tile of queries, then key and value tiles of
-//   kTokens tokens from the last to the first, each as boxes of one block x 64 columns, into rings of their
-//   own. A box of a block that is not there (behind the end, -1 in the table) is asked for outside of the pool,
-//   so it arrives as zeros and no row of shared memory is ever stale.
-// - Consumers: scores of the next tile are started before the values of this one are weighted, so that the
-//   softmax of one overlaps the products of the other; and the two warpgroups take turns in starting products,
-//   so that one's softmax runs while the tensor cores work for the other.
+// - prefill_tasks.h: the planner warp resolves tasks (plan item, query head) ahead; the producer warp asks the
+//   copy engine for the tile of queries, then for key and value tiles of kTokens tokens from the last to the
+//   first, each as boxes of one block x 64 columns. A box of a block that is not there (behind the end, -1 in
+//   the table) is asked for outside of the pool, so it arrives as zeros.
+// - Two blocks with query heads of one kv head are a cluster: each brings half of every tile, to both. Without
+//   that the L2's bandwidth, and its power, were the limit.
+// - The two warpgroups take turns at the tensor cores: one's softmax runs while the other's products do.
 // - Masks touch only tiles that the diagonal or the window's edge cross; tiles outside are never loaded.
 //
 // Slots of the last block that no token has reached yet hold anything, NaN included. Scores there are masked by
@@ -25,8 +25,8 @@ namespace {
 constexpr int kThreads = (1 + kGroups) * kGroupThreads;
 constexpr float kLog2e = 1.4426950408889634f;
 
-// Queries as wgmma takes them: this warp's 16 rows in registers (a fifth less reads of shared memory, 3 %
-// faster), or where these are short, the group's rows in shared memory.
+// Queries as wgmma takes them: this warp's 16 rows in registers (a fifth less reads of shared memory: 2-3 %
+// faster), or where registers are short, the group's rows in shared memory.
 template <class S, bool in_registers = S::kQueriesInRegisters>
 struct Queries {
   uint32_t rows[S::kColumns / 16][4];
@@ -82,15 +82,28 @@ __device__ __forceinline__ void start_outputs(float (&outputs)[S::kOutputs],
   ptx::wgmma_commit();
 }
 
-// The warp's 16 rows, through its part of the query tile, which nobody reads any more, so that stores are whole
-// rows.
+// Value rows that no token has filled: every warpgroup clears them for itself (the same zeros; cheaper than
+// making the two meet).
 template <class S>
-__device__ __forceinline__ void store_rows(const Parameters& p, const Task& task,
+__device__ void clear_stale(__nv_bfloat16* values, const Task& task, int group) {
+  const int chunks = (task.stale_end - task.stale) * S::kPanels * 8;
+  for (int i = threadIdx.x % kGroupThreads; i < chunks; i += kGroupThreads) {
+    const int panel = i / 8 % S::kPanels, row = task.stale + i / 8 / S::kPanels;
+    *reinterpret_cast<uint4*>(values + (panel * S::kTokens + row) * kPanel + i % 8 * 8) = uint4{};
+  }
+  ptx::async_proxy_fence();
+  ptx::named_sync(1 + kGroups + group, kGroupThreads);
+}
+
+// The warp's 16 rows, through its part of the query tile, which nobody reads any more: whole ones as boxes by
+// the copy engine (await_store_reads() must follow before the tile is released), ragged ones row by row.
+template <class S>
+__device__ __forceinline__ void store_rows(const Parameters& p, const CUtensorMap& out, const Task& task,
                                            const float (&outputs)[S::kOutputs], const float (&factor)[2],
                                            __nv_bfloat16* queries, int warp_row) {
   const int lane = threadIdx.x % 32;
-  __nv_bfloat16* mine =
-      queries + warp_row * kPanel;  // 16 rows of each panel; chunk c of row r lies at c ^ r % 8
+  // 16 rows of each panel; chunk c of row r lies at c ^ r % 8.
+  __nv_bfloat16* mine = queries + warp_row * kPanel;
   const auto chunk = [&](int row, int c) {
     return mine + (c / 8 * kTileRows + row) * kPanel + (c % 8 ^ row % 8) * 8;
   };
@@ -102,109 +115,144 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Task& task
                         bf16_pair(o[4] * factor[0], o[5] * factor[0]),
                         bf16_pair(o[6] * factor[1], o[7] * factor[1]));
   }
+  ptx::async_proxy_fence();
   __syncwarp();
+  if (warp_row + 16 <= task.rows) {
+    if (lane < S::kPanels) {
+      ptx::store_box(&out, mine + lane * kTileRows * kPanel, task.head * S::kColumns + lane * kPanel,
+                     task.row_begin + warp_row);
+    }
+    return;
+  }
   constexpr int kChunks = S::kColumns / 8;
-#pragma unroll
-  for (int i = 0; i < 16 * kChunks / 32; ++i) {
-    const int row = (i * 32 + lane) / kChunks, c = (i * 32 + lane) % kChunks;
-    const uint4 bits = *reinterpret_cast<const uint4*>(chunk(row, c));
-    if (warp_row + row >= task.rows) continue;
+  const int chunks = (task.rows - warp_row) * kChunks;
+  for (int i = lane; i < chunks; i += 32) {
+    const int row = i / kChunks, c = i % kChunks;
     __nv_bfloat16* to =
         p.out + (task.row_begin + warp_row + row) * p.out_stride + task.head * S::kColumns + c * 8;
-    *reinterpret_cast<uint4*>(to) = bits;
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(chunk(row, c));
   }
 }
 
-// One warpgroup's work: its 64 rows of every task. The tiles of all tasks are one stream. Each takes a turn at
-// the tensor cores: scores of this tile, then outputs of the one before, which may be the last of the task
-// before (so that short tasks overlap, too).
-//
-// The tensor cores' queue is short: scores are nearly done when the last product has been enqueued. So the
-// softmax does not overlap this turn's products but those of the other group's turn. (Waiting for the outputs
-// only after the softmax gained nothing, and made the weights' conversion wait until then.)
 template <class S, bool capped>
-struct Consumer {
-  const Parameters& p;
-  Shared<S>& shared;
-  const int group, warp_row, lane = threadIdx.x % 32;
-  // How many tasks and key tiles have been taken; stages and parities follow from these (registers are short).
-  // Values are always one tile behind.
-  uint32_t tasks = 0, tiles = 0;
-  // Of the task whose scores come next: position of its first row, counted from its first tile, and how many
-  // tiles have not been started.
-  int position = 0, left = 0;
-
-  __device__ Consumer(const Parameters& parameters, Shared<S>& s, int g)
-      : p(parameters), shared(s), group(g), warp_row(g * kGroupRows + threadIdx.x % kGroupThreads / 32 * 16) {}
-
-  __device__ __forceinline__ bool next_task() {
-    ptx::barrier_wait(&shared.planned[tasks % kPlanned], tasks / kPlanned & 1);
-    const Task& task = shared.tasks[tasks % kPlanned];
-    if (task.rows == 0) return false;
-    position = task.position - task.first;
-    left = task.tiles;
-    ++tasks;
-    return true;
-  }
-
-  // Whose turn it is to enqueue products: named barriers, one a group.
-  __device__ __forceinline__ void take_turn() const { ptx::named_sync(1 + group, kGroups * kGroupThreads); }
-  __device__ __forceinline__ void give_turn() const {
-    ptx::named_arrive(1 + (group + 1) % kGroups, kGroups * kGroupThreads);
-  }
-
-  __device__ __forceinline__ void await_keys() const {
-    ptx::barrier_wait(&shared.key_full[tiles % S::kStages], tiles / S::kStages & 1);
-  }
-  __device__ __forceinline__ void await_values() const {
-    ptx::barrier_wait(&shared.value_full[(tiles - 1) % S::kStages], (tiles - 1) / S::kStages & 1);
-  }
-  __device__ __forceinline__ const __nv_bfloat16* keys() const { return shared.keys[tiles % S::kStages]; }
-  __device__ __forceinline__ __nv_bfloat16* values() const { return shared.values[(tiles - 1) % S::kStages]; }
-  __device__ __forceinline__ void release_keys() const { release(&shared.key_empty[tiles % S::kStages]); }
-  __device__ __forceinline__ void release_values() const {
-    release(&shared.value_empty[(tiles - 1) % S::kStages]);
-  }
-  __device__ __forceinline__ void release(uint64_t* empty) const {  // to all who write into the tile
+__device__ void consume(const Parameters& p, const CUtensorMap& out, Shared<S>& shared, int group) {
+  const int lane = threadIdx.x % 32;
+  const int warp_row = group * kGroupRows + threadIdx.x % kGroupThreads / 32 * 16;
+  // Named barriers: whose turn it is to start products.
+  const int mine = 1 + group, theirs = 1 + (group + 1) % kGroups;
+  Turn<kPlanned> plan_turn;
+  Turn<S::kQueryTiles> query_turn;
+  Turn<S::kStages> key_turn, value_turn;
+  const auto release = [&](uint64_t* empty) {  // of a tile: to all who write into it
     if constexpr (S::kPair > 1) {
       if (lane < S::kPair) ptx::barrier_arrive_in(empty, uint32_t(lane));
     } else {
       if (lane == 0) ptx::barrier_arrive(empty);
     }
-  }
+  };
+  const auto await_keys = [&] { ptx::barrier_wait(&shared.key_full[key_turn.stage], key_turn.parity); };
+  const auto await_values = [&] { ptx::barrier_wait(&shared.value_full[value_turn.stage], value_turn.parity); };
+  const auto release_keys = [&] {
+    release(&shared.key_empty[key_turn.stage]);
+    key_turn.advance();
+  };
+  const auto release_values = [&] {
+    release(&shared.value_empty[value_turn.stage]);
+    value_turn.advance();
+  };
+  // Once what was stored from there has been read: that is waited for after the next task's start.
+  int stored = -1;
+  const auto release_queries = [&](int stage) {
+    ptx::await_store_reads();
+    __syncwarp();
+    if (lane == 0) ptx::barrier_arrive(&shared.query_empty[stage]);
+    stored = -1;
+  };
+  // The first group starts.
+  if (group == kGroups - 1) ptx::named_arrive(theirs, kGroups * kGroupThreads);
 
-  __device__ __forceinline__ void load_queries(Queries<S>& queries) const {
-    const uint32_t n = tasks - 1;
-    ptx::barrier_wait(&shared.query_full[n % S::kQueryTiles], n / S::kQueryTiles & 1);
-    queries.load(shared.queries[n % S::kQueryTiles], group * kGroupRows, warp_row);
-  }
-
-  // The tile's scores as the softmax takes them: capped, and -inf where a row does not see the token.
-  __device__ __forceinline__ void mask(float (&scores)[S::kScores]) const {
-    if constexpr (capped) cap_scores(scores, p.cap_scale);
-    const int tile = left * S::kTokens;
-    const int first = position + group * kGroupRows;  // of the group's rows; so the branches are uniform
-    const int mine = position + warp_row + lane / 4;
-    if (tile + S::kTokens - 1 > first) mask_scores<true>(scores, mine, tile);
-    if (tile < first + kGroupRows - p.window) mask_scores<false>(scores, mine - p.window + 1, tile);
-  }
-
-  // Value rows that no token has filled: every group clears them for itself (the same zeros; cheaper than
-  // making the two meet).
-  __device__ __forceinline__ void clear_stale() const {
-    const Task& task = shared.tasks[(tasks - 1) % kPlanned];
-    if (task.stale >= task.stale_end) return;
-    await_values();
-    const int chunks = (task.stale_end - task.stale) * S::kPanels * 8;
-    for (int i = threadIdx.x % kGroupThreads; i < chunks; i += kGroupThreads) {
-      const int panel = i / 8 % S::kPanels, row = task.stale + i / 8 / S::kPanels;
-      *reinterpret_cast<uint4*>(values() + (panel * S::kTokens + row) * kPanel + i % 8 * 8) = uint4{};
+  for (;; plan_turn.advance(), query_turn.advance()) {
+    ptx::barrier_wait(&shared.planned[plan_turn.stage], plan_turn.parity);
+    const Task task = shared.tasks[plan_turn.stage];
+    if (task.rows == 0) break;
+    __syncwarp();
+    if (lane == 0) ptx::barrier_arrive(&shared.forgotten[plan_turn.stage]);
+    ptx::barrier_wait(&shared.query_full[query_turn.stage], query_turn.parity);
+    const int group_row = group * kGroupRows, group_rows = min(task.rows - group_row, kGroupRows);
+    if (group_rows <= 0) {  // a short task: hands on what the other group waits for
+      if (stored >= 0) release_queries(stored);
+      for (int left = task.tiles - 1; left >= 0; --left) {
+        await_keys();
+        release_keys();
+        if (left < task.tiles - 1) {
+          ptx::named_sync(mine, kGroups * kGroupThreads);
+          ptx::named_arrive(theirs, kGroups * kGroupThreads);
+        }
+        await_values();
+        release_values();
+      }
+      if (lane == 0) ptx::barrier_arrive(&shared.query_empty[query_turn.stage]);
+      continue;
     }
-    ptx::async_proxy_fence();
-    ptx::named_sync(1 + kGroups + group, kGroupThreads);
-  }
+    const int group_position = task.position + group_row;
+    const int row_position = task.position + warp_row + lane / 4;
+    Queries<S> queries;
+    queries.load(shared.queries[query_turn.stage], group_row, warp_row);
 
-  __device__ __forceinline__ void finish(uint32_t task, float (&outputs)[S::kOutputs], Softmax& softmax) const {
+    float scores[S::kScores], outputs[S::kOutputs], correction[2];
+    uint32_t weights[S::kTokens / 16][4];
+    Softmax softmax;
+    const auto mask = [&](int tile) {
+      if constexpr (capped) cap_scores(scores, p.cap_scale);
+      // Uniform in the group: some row does not see all of the tile.
+      if (tile + S::kTokens - 1 > group_position) [[unlikely]]
+        mask_scores<true>(scores, row_position, tile);
+      if (tile < group_position + kGroupRows - p.window) [[unlikely]]
+        mask_scores<false>(scores, row_position - p.window + 1, tile);
+    };
+    const auto rescale = [&] {
+#pragma unroll
+      for (int i = 0; i < S::kOutputs; ++i) outputs[i] *= correction[i / 2 % 2];
+    };
+
+#pragma unroll
+    for (float& o : outputs) o = 0;
+    int tile = task.first + (task.tiles - 1) * S::kTokens;
+    await_keys();
+    start_scores(scores, queries, shared.keys[key_turn.stage]);
+    if (stored >= 0) release_queries(stored);
+    ptx::wgmma_wait_for<0>(scores);
+    release_keys();
+    mask(tile);
+    softmax.update(scores, p.score_scale, weights, correction);
+    if (task.stale < task.stale_end) {
+      await_values();
+      clear_stale<S>(shared.values[value_turn.stage], task, group);
+    }
+
+    // A turn: outputs of this tile, then scores of the next. The tensor cores' queue is short: when the last
+    // product has been enqueued, little is left to wait for, so the softmax overlaps the other group's turn and
+    // not this one's products. Tried and lost: waiting for the outputs after the softmax; scores first (0-2 %);
+    // one stream of turns over the tiles of all tasks, so that a task's end overlaps the next one's start (5-10
+    // %: the loop outgrows the instruction cache, it seems).
+    for (int left = task.tiles - 1; left > 0; --left) {
+      tile -= S::kTokens;
+      await_keys();
+      await_values();
+      ptx::named_sync(mine, kGroups * kGroupThreads);
+      start_outputs<S>(outputs, weights, shared.values[value_turn.stage]);
+      start_scores<S>(scores, queries, shared.keys[key_turn.stage]);
+      ptx::named_arrive(theirs, kGroups * kGroupThreads);
+      ptx::wgmma_wait_for<1>(outputs);
+      release_values();
+      ptx::wgmma_wait_for<0>(scores);
+      release_keys();
+      mask(tile);
+      if (softmax.update(scores, p.score_scale, weights, correction)) [[unlikely]]
+        rescale();
+    }
+    await_values();
+    start_outputs<S>(outputs, weights, shared.values[value_turn.stage]);
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -213,107 +261,21 @@ struct Consumer {
       sum += __shfl_xor_sync(~0u, sum, 2);
       factor[r] = sum > 0 ? __fdividef(1, sum) : 0;
     }
-    store_rows<S>(p, shared.tasks[task % kPlanned], outputs, factor, shared.queries[task % S::kQueryTiles],
-                  warp_row);
-    ptx::async_proxy_fence();
-    __syncwarp();
-    if (lane == 0) {
-      ptx::barrier_arrive(&shared.query_empty[task % S::kQueryTiles]);
-      ptx::barrier_arrive(&shared.forgotten[task % kPlanned]);
-    }
-    softmax = {};
-#pragma unroll
-    for (int i = 0; i < S::kOutputs; ++i) outputs[i] = 0;
-  }
-
-  __device__ __forceinline__ void first_scores(float (&scores)[S::kScores], const Queries<S>& queries) {
-    await_keys();
-    take_turn();
-    start_scores<S>(scores, queries, keys());
-    give_turn();
-    ptx::wgmma_wait_for<0>(scores);
-    release_keys();
-    ++tiles;
-  }
-  __device__ __forceinline__ void last_outputs(float (&outputs)[S::kOutputs],
-                                               const uint32_t (&weights)[S::kTokens / 16][4]) const {
-    await_values();
-    start_outputs<S>(outputs, weights, values());
     ptx::wgmma_wait_for<0>(outputs);
     release_values();
-  }
-  __device__ __forceinline__ void products(float (&scores)[S::kScores], const Queries<S>& queries,
-                                           float (&outputs)[S::kOutputs],
-                                           const uint32_t (&weights)[S::kTokens / 16][4]) {
-    await_keys();
-    await_values();
-    take_turn();
-    start_scores<S>(scores, queries, keys());
-    start_outputs<S>(outputs, weights, values());
-    give_turn();
-    ptx::wgmma_wait_for<1>(scores);
-    release_keys();
-    ptx::wgmma_wait_for<0>(outputs);
-    release_values();
-    ++tiles;
-  }
-
-  __device__ void run() {
-    Queries<S> queries;
-    Softmax softmax;
-    float scores[S::kScores], outputs[S::kOutputs], correction[2];
-    uint32_t weights[S::kTokens / 16][4];
-    const auto to_weights = [&] {
-      --left;
-      mask(scores);
-      if (softmax.update(scores, p.score_scale, weights, correction)) {
-#pragma unroll
-        for (int i = 0; i < S::kOutputs; ++i) outputs[i] *= correction[i / 2 % 2];
-      }
-    };
-    const auto begin_task = [&] {
-      load_queries(queries);
-      first_scores(scores, queries);
-      to_weights();
-      clear_stale();
-    };
-#pragma unroll
-    for (int i = 0; i < S::kOutputs; ++i) outputs[i] = 0;
-    if (group == kGroups - 1) give_turn();  // the first group starts
-    if (!next_task()) return;
-    begin_task();
-    if constexpr (S::kQueryTiles > 1) {
-      for (;;) {
-        const bool ends = left == 0;
-        if (ends) {
-          if (!next_task()) break;
-          load_queries(queries);
-        }
-        products(scores, queries, outputs, weights);
-        if (ends) finish(tasks - 2, outputs, softmax);
-        to_weights();
-        if (ends) clear_stale();
-      }
-      last_outputs(outputs, weights);
-      finish(tasks - 1, outputs, softmax);
-    } else {  // the next task's queries come only when this one's outputs have gone
-      for (;;) {
-        while (left > 0) {
-          products(scores, queries, outputs, weights);
-          to_weights();
-        }
-        last_outputs(outputs, weights);
-        finish(tasks - 1, outputs, softmax);
-        if (!next_task()) return;
-        begin_task();
-      }
+    store_rows<S>(p, out, task, outputs, factor, shared.queries[query_turn.stage], warp_row);
+    if constexpr (S::kQueryTiles == 1) {
+      release_queries(0);
+    } else {
+      stored = query_turn.stage;
     }
   }
-};
+  ptx::await_store_reads();
+}
 
 template <class S, bool capped>
 __device__ __forceinline__ void prefill_block(const CUtensorMap& pool, const CUtensorMap& queries,
-                                              const Parameters& p) {
+                                              const CUtensorMap& out, const Parameters& p) {
   extern __shared__ uint8_t raw[];
   Shared<S>& shared =
       *reinterpret_cast<Shared<S>*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t(1023));
@@ -332,7 +294,7 @@ __device__ __forceinline__ void prefill_block(const CUtensorMap& pool, const CUt
     if (threadIdx.x / 32 == 1) plan<S>(p, shared);
   } else {
     ptx::take_registers<232>();
-    Consumer<S, capped>(p, shared, group - 1).run();
+    consume<S, capped>(p, out, shared, group - 1);
   }
   if constexpr (S::kPair > 1) ptx::cluster_sync();  // the other may still write here
 }
@@ -340,14 +302,14 @@ __device__ __forceinline__ void prefill_block(const CUtensorMap& pool, const CUt
 template <class S, bool capped>
 __global__ void __launch_bounds__(kThreads, 1)
     prefill_kernel(const __grid_constant__ CUtensorMap pool, const __grid_constant__ CUtensorMap queries,
-                   const __grid_constant__ Parameters p) {
-  prefill_block<S, capped>(pool, queries, p);
+                   const __grid_constant__ CUtensorMap out, const __grid_constant__ Parameters p) {
+  prefill_block<S, capped>(pool, queries, out, p);
 }
 template <class S, bool capped>
 __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(2, 1, 1)
     prefill_pair_kernel(const __grid_constant__ CUtensorMap pool, const __grid_constant__ CUtensorMap queries,
-                        const __grid_constant__ Parameters p) {
-  prefill_block<S, capped>(pool, queries, p);
+                        const __grid_constant__ CUtensorMap out, const __grid_constant__ Parameters p) {
+  prefill_block<S, capped>(pool, queries, out, p);
 }
 
 template <class S>
@@ -355,7 +317,7 @@ constexpr size_t shared_bytes() {
   return sizeof(Shared<S>) + 1024;
 }
 
-using Kernel = void (*)(CUtensorMap, CUtensorMap, Parameters);
+using Kernel = void (*)(CUtensorMap, CUtensorMap, CUtensorMap, Parameters);
 struct Choice {
   Kernel kernel;
   size_t shared_bytes;
@@ -430,10 +392,12 @@ void prefill_wgmma(const Context& context, const AttentionArgs& a, const Prefill
   p.cap_scale = a.softcap > 0 ? 2 * prefill::kLog2e * a.scale / a.softcap : 0;
   const CUtensorMap queries =
       tensor_map_bf16(a.q.data, a.batch.tokens, a.q.cols, a.q.stride, prefill::kTileRows, prefill::kPanel, 128);
+  const CUtensorMap out = tensor_map_bf16(a.out.data, a.batch.tokens, int64_t(a.heads) * a.geometry.head_dim,
+                                          a.out.stride, 16, prefill::kPanel, 128);
   const prefill::Choice c = prefill::choose(a.geometry.head_dim, a.softcap > 0, p.heads_per_kv % 2 == 0);
   const int grid = context.multiprocessors / c.pair * c.pair;
   launch(context, c.kernel, dim3(unsigned(grid)), dim3(prefill::kThreads), c.shared_bytes, pool_map, queries,
-         p);
+         out, p);
 }
 
 }  // namespace sluice::cuda
