@@ -12,7 +12,8 @@
 namespace sluice::cuda {
 namespace {
 
-constexpr ReadAhead kReadAhead = ReadAhead::nothing;
+constexpr ReadAhead kReadAhead =
+    ReadAhead::nothing;             // launch.h's rule to the letter; what more would give: decode.h
 constexpr int kLeastTileRows = 16;  // of prefill: what the list of tiles is sized for
 
 class PagedAttention final : public Attention {

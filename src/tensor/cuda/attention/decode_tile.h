@@ -193,8 +193,7 @@ struct Attend {
     }
   }
 
-  // The tile at `stage`, whose first token is at `low` relative to the first visible one, and `high` to the
-  // end.
+  // The tile at `stage` (shared memory), whose first token is `first`.
   __device__ void tile(const DecodeArgs& a, uint32_t stage, int first, const DecodeEntry& e) {
     const int lane = int(threadIdx.x) % 32;
     float s[columns][2][4] = {};
