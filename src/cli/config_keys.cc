@@ -38,7 +38,7 @@ const Key kKeys[] = {
     {"engine.mixed_prompt_tokens", "engine", "tokens", SLOT(model.engine.mixed_prompt_tokens), 0, 1 << 16, "",
      "Most prompt tokens of one step while other sequences are generating: fewer give steadier streams, more "
      "bring "
-     "prompts to their first token sooner. 0: 512 on a card, step_tokens on a CPU."},
+     "prompts to their first token sooner. 0: 640 on a card, step_tokens on a CPU."},
     {"engine.block_tokens", "kv", "tokens", SLOT(model.engine.block_tokens), 8, 64, "",
      "Tokens in one block of the KV cache."},
     {"engine.kv_bytes", "kv", "bytes", SLOT(model.engine.kv_bytes), 0, kNoLimit, "",

@@ -140,7 +140,7 @@ EngineConfig settled(const EngineConfig& config, const DeviceInfo& device) {
   // On a card a step of 128 generating sequences and 512 prompt tokens costs each row about what one of 2,048
   // does, and generated tokens ride along for a quarter of what they cost alone: small steps win
   // (docs/performance.md).
-  if (c.mixed_prompt_tokens == 0 && is_card(device)) c.mixed_prompt_tokens = 512;
+  if (c.mixed_prompt_tokens == 0 && is_card(device)) c.mixed_prompt_tokens = 640;
   return c;
 }
 

@@ -69,11 +69,12 @@ void Scheduler::plan(TimeNs now, StepPlan& plan) {
 // by reading weights, so a small chunk is nearly free there; as many tokens as keep up with those that end (a
 // few per generating sequence) do while few wait; a backlog brings it up to the limit.
 int Scheduler::mixed_budget(const StepPlan& plan) const {
-  constexpr int kLeastChunk = 128, kPerSequence = 4, kBacklogSteps = 16;
+  constexpr int kLeastChunk = 128, kPerSequence = 5, kBacklogSteps = 4;
+  const int64_t enough = int64_t(kBacklogSteps) * policy_.mixed_prompt_tokens;
   int64_t backlog = 0;
   for (const Sequence* s : running_)
     if (s->state == SequenceState::running && s->wanted() > 1) backlog += s->wanted();
-  for (const Sequence* s : waiting_) backlog += s->wanted();
+  for (size_t i = 0; i < waiting_.size() && backlog < enough; ++i) backlog += waiting_[i]->wanted();
   const int64_t chunk = std::max<int64_t>(kPerSequence * int64_t(plan.entries.size()), backlog / kBacklogSteps);
   return int(std::min<int64_t>(std::max<int64_t>(chunk, kLeastChunk), policy_.mixed_prompt_tokens));
 }

@@ -82,18 +82,22 @@ TEST_F(SchedulerTest, BesideOthersThatGenerateAPromptTakesSmallerSteps) {
   make({.max_running = 8, .step_tokens = 1024, .mixed_prompt_tokens = 300}, 4096, {0}, 8192);
   Sequence* a = add(3, 9);
   plan(), land();
-  Sequence* b = add(1000, 2);
+  Sequence* b = add(500, 2);
   const StepPlan& mixed = plan();
   EXPECT_EQ(entry(mixed, a)->count, 1);
   EXPECT_EQ(entry(mixed, b)->count, 128) << "nearly free beside a batch of one";
   land();
-  Sequence* c = add(4000, 2);
+  Sequence* c = add(800, 2);
   const StepPlan& pressed = plan();
-  EXPECT_EQ(entry(pressed, b)->count, 300) << "much waits: the limit";
+  EXPECT_EQ(entry(pressed, b)->count, (500 - 128 + 800) / 4) << "a quarter of all that waits";
   EXPECT_EQ(entry(pressed, c), nullptr);
   land();
+  add(4000, 2);
+  EXPECT_EQ(plan().tokens, 1 + 300) << "the limit";
+  land();
   scheduler->end(a, FinishReason::cancelled);
-  EXPECT_EQ(entry(plan(), b)->count, 1000 - 128 - 300) << "the rest, and others' prompts, take the whole step";
+  scheduler->end(b, FinishReason::cancelled);
+  EXPECT_EQ(plan().tokens, 1024) << "nobody generates: the whole step";
   land();
 }
 
