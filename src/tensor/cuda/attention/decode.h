@@ -27,7 +27,8 @@ size_t decode_scratch_bytes(const KvGeometry& geometry, int heads, int ctas);
 // run since the plans were enqueued. launch.h allows nothing of this kind. It is right nevertheless, since a
 // decode kernel lets its successor start only when its own wait is over: then everything before it, the plans
 // and the copies that staged the step too, is done and visible, and all that is launched later starts after
-// that.
+// that. Per call, in a chain of decode kernels (four warps a CTA, an older way to join):
+// nothing 7.0, 11.7, 79.6 us; plan 6.5, 11.0, 79.2; cache 5.5, 9.3, 76.9, at 1 x 512, 8 x 576 and 128 x 576.
 enum class ReadAhead : uint8_t {
   nothing,
   plan,   // and block tables
