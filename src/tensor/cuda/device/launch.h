@@ -51,23 +51,6 @@ void launch_clusters(const Context& context, void (*kernel)(Parameters...), unsi
   CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
-// How many clusters of such a launch the card holds at a time.
-template <typename... Parameters>
-int max_clusters(void (*kernel)(Parameters...), int cluster, int block, size_t shared_bytes) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(cluster));
-  config.blockDim = dim3(unsigned(block));
-  config.dynamicSmemBytes = shared_bytes;
-  cudaLaunchAttribute dimension{};
-  dimension.id = cudaLaunchAttributeClusterDimension;
-  dimension.val.clusterDim = {unsigned(cluster), 1, 1};
-  config.attrs = &dimension;
-  config.numAttrs = 1;
-  int clusters = 0;
-  CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-  return clusters;
-}
-
 template <typename... Parameters, typename... Arguments>
 void launch(const Context& context, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
             Arguments&&... arguments) {

@@ -13,9 +13,4 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t b
                : "memory");
 }
 
-// Ordinary accesses of this thread to shared memory come before what the copy engine does there later.
-__device__ __forceinline__ void fence_before_copy() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 }  // namespace sluice::cuda::ptx

@@ -9,7 +9,7 @@
 
 #include "base/check.h"
 #include "tensor/cuda/device/launch.h"
-#include "tensor/cuda/sampling/draw.h"
+#include "tensor/cuda/sampling/select.h"
 #include "tensor/sampling.h"
 
 namespace sluice::cuda {
@@ -21,12 +21,10 @@ struct Parameters {
   const uint32_t* staging;  // that the rows' offsets count from
   const float* logits;
   int64_t pitch;
-  int row_count;
   int vocab;
   int warp_ids;  // ids per warp, a multiple of 128
-  int buffers;   // 2: the next row is brought in while one is sampled
   float softcap;
-  bool aligned;           // rows can be copied in pieces of 16 bytes
+  bool aligned;
   SampleResult* results;  // pinned host memory
   int32_t* last_ids;
 };
@@ -81,16 +79,23 @@ __device__ void adjust(Row& r, const StagedRow& wish, const uint32_t* staging) {
     const int at = banned[i] - begin;
     if (at >= 0 && at < size) x[at] = -FLT_MAX;
   }
-  ptx::fence_before_copy();  // of what other warps changed in this one's run
   __syncthreads();
 }
 
+struct Spread {
+  float max;
+  double log_sum;
+};
+
 // The sum that log-probabilities are taken of, and the list of the likeliest.
-__device__ double list_likeliest(Row& r, const StagedRow& wish, float top, SampleResult* result) {
-  const double log_sum = double(top) + log(sum_of(r, exchange(r, mass_of(r, top, 1))));
+__device__ double list_likeliest(Row& r, const StagedRow& wish, float max, SampleResult* result) {
+  const double log_sum = double(max) + log(sum_of(r, exchange(r, mass_of(r, max, 1))));
   const int wanted = wish.top_logprobs;
   if (wanted <= 0) return log_sum;
-  gather_first(r, -FLT_MAX, uint32_t(wanted), top, 1);
+  const Bracket b = narrow(r, {.floor = -FLT_MAX, .count = uint32_t(wanted), .from_top = true}, max, 1);
+  int limit = INT32_MAX;
+  if (b.low_count > kBand) limit = nth_equal(r, b.low, uint32_t(wanted) - b.high_count - 1);
+  gather(r, b.low, limit, __uint_as_float(0x7f800000u));
   if (r.rank == 0 && threadIdx.x < wanted) {
     const uint64_t one = r.shared->sorted[threadIdx.x];
     result->top_ids[threadIdx.x] = composite_id(one);
@@ -107,7 +112,7 @@ __device__ void score(Row& r, const Parameters& p, const float* row, int id, dou
   const float own = capped(row[id], p.softcap);
   uint32_t before = 0;
   for (int i = r.begin + r.lane; i < r.begin + r.count; i += 32) {
-    const float x = p.softcap > 0 ? capped(row[i], p.softcap) : finite(row[i]);
+    const float x = capped(row[i], p.softcap);
     before += x > own || (x == own && i < id);
   }
   before = __reduce_add_sync(~0u, before);
@@ -121,63 +126,30 @@ __device__ void score(Row& r, const Parameters& p, const float* row, int id, dou
   }
 }
 
+// A random row's id: filters cut what they exclude off the row, then one draw along what is left. Ends known
+// to the warp that the id belongs to, -1 in all others.
+__device__ int draw(Row& r, const StagedRow& wish, Best best) {
+  const float max = value_of(best.key), scale = wish.scale;
+  float floor = -FLT_MAX;
+  if (wish.has_min_p) floor = fmaxf(max - wish.min_p_depth, -FLT_MAX);
+  Cut cut{floor, INT32_MAX};
+  if (wish.top_k > 0) {
+    cut = find_cut(r, {.floor = floor, .count = uint32_t(wish.top_k)}, max, scale);
+    if (wish.top_p < 1) apply_cut(r, cut, max, scale);
+  }
+  if (wish.top_p < 1) cut = find_cut(r, {.floor = cut.value, .share = wish.top_p}, max, scale);
+  const bool filtered = wish.top_k > 0 || wish.top_p < 1 || wish.has_min_p;
+  const double own = filtered ? apply_cut(r, cut, max, scale) : mass_of(r, max, scale);
+  const Place place = find_place(r, exchange(r, own), wish.uniform);
+  return place.entry == r.entry() ? find_id(r, max, scale, place.left) : -1;
+}
+
 __device__ void write_id(const Parameters& p, const StagedRow& wish, SampleResult* result, int id) {
   result->id = id;
   p.last_ids[wish.slot] = id;
 }
 
-// Everything of a row whose logits lie in shared memory. The same branches in all blocks of the cluster.
-__device__ void sample_row(Row& r, const Parameters& p, int row) {
-  const StagedRow& wish = p.rows[row];
-  const bool greedy = wish.greedy, logprobs = wish.wants_logprobs, adjusted = wish.adjusted;
-  const bool first_thread = r.rank == 0 && threadIdx.x == 0;
-  const bool only_best = greedy && !logprobs && !adjusted && !(p.softcap > 0);
-  SampleResult* result = p.results + row;
-  Best best = best_of(r, exchange(r, only_best ? find_best(r) : clean_and_find(r, p.softcap, nullptr)));
-  if (first_thread) {
-    if (!logprobs) result->logprob = 0, result->rank = 0;
-    result->top_count = logprobs ? wish.top_logprobs : 0;
-    if (only_best) write_id(p, wish, result, best.id);
-  }
-  if (only_best) return;
-  double log_sum = 0;
-  if (logprobs) log_sum = list_likeliest(r, wish, value_of(best.key), result);
-  int id = wish.target_id;
-  if (wish.slot < 0) {
-    if (first_thread) result->id = id;
-  } else {
-    if (adjusted) {
-      adjust(r, wish, p.staging);
-      best = best_of(r, exchange(r, clean_and_find(r, 0, wish.has_mask ? p.staging + wish.mask : nullptr)));
-    }
-    id = best.id;
-    if (greedy) {
-      if (first_thread) write_id(p, wish, result, id);
-    } else {
-      id = draw(r, wish, value_of(best.key));
-      if (id >= 0 && r.lane == 0) write_id(p, wish, result, id);
-      if (logprobs) {
-        const int32_t* ids = exchange(r, int32_t(id));
-        for (int e = r.lane; e < r.entries(); e += 32) id = max(id, ids[e]);
-        id = __reduce_max_sync(~0u, id);
-      }
-    }
-  }
-  if (logprobs) score(r, p, p.logits + row * p.pitch, id, log_sum, result);
-}
-
-// This warp's run of `row` begins its way to shared memory, where the copy engine can take it.
-__device__ void begin_load(const Row& r, const Parameters& p, int row, float* to, uint64_t* loaded) {
-  if (!p.aligned || row >= p.row_count || r.count == 0 || p.rows[row].idle) return;
-  ptx::fence_before_copy();
-  __syncwarp();
-  if (r.lane == 0) {
-    ptx::barrier_expect_bytes(loaded, uint32_t(r.count) * 4);
-    ptx::copy_bulk(to, p.logits + row * p.pitch + r.begin, uint32_t(r.count) * 4, loaded);
-  }
-}
-
-__global__ void __launch_bounds__(kThreads, 3) sample_rows(const __grid_constant__ Parameters p) {
+__global__ void __launch_bounds__(kThreads, 4) sample_rows(const __grid_constant__ Parameters p) {
   extern __shared__ __align__(128) char memory[];
   const auto cluster = cg::this_cluster();
   let_next_start();
@@ -186,41 +158,65 @@ __global__ void __launch_bounds__(kThreads, 3) sample_rows(const __grid_constant
   r.shared = reinterpret_cast<Shared*>(memory);
   r.warp = int(threadIdx.x) / 32, r.lane = int(threadIdx.x) % 32;
   r.rank = int(cluster.block_rank()), r.cluster = int(cluster.num_blocks());
-  r.vocab = p.vocab, r.size = p.warp_ids, r.parity = 0;
+  r.vocab = p.vocab, r.size = p.warp_ids;
   r.begin = r.entry() * r.size;
   r.count = min(max(p.vocab - r.begin, 0), r.size);
-  float* const runs = reinterpret_cast<float*>(memory + sizeof(Shared)) + r.warp * r.size;
-  for (int b = 0; b < p.buffers; ++b) {
-    float* x = runs + b * kWarps * r.size;
-    for (int i = r.count + r.lane; i < r.size; i += 32) x[i] = kBelowAll;
-    if (r.lane == 0) ptx::barrier_init(&r.shared->loaded[b][r.warp], 1);
+  r.x = reinterpret_cast<float*>(memory + sizeof(Shared)) + r.warp * r.size;
+  if (r.lane == 0) {
+    ptx::barrier_init(&r.shared->loaded[r.warp], 1);
+    ptx::barrier_init_fence();
   }
-  if (r.lane == 0) ptx::barrier_init_fence();
   __syncwarp();
+  // The wishes were brought in before the step began: no kernel of the step writes them.
+  const int row = int(blockIdx.y);
+  const StagedRow& wish = p.rows[row];
+  const bool idle = wish.idle, greedy = wish.greedy, logprobs = wish.wants_logprobs, adjusted = wish.adjusted;
   wait_for_previous();
-  begin_load(r, p, int(blockIdx.y), runs, &r.shared->loaded[0][r.warp]);
-  cluster.barrier_wait();
-  uint32_t phases = 0, buffer = 0;
-  for (int row = int(blockIdx.y); row < p.row_count; row += int(gridDim.y)) {
-    const uint32_t other = p.buffers > 1 ? buffer ^ 1 : buffer;
-    const auto begin_next = [&] {
-      begin_load(r, p, row + int(gridDim.y), runs + other * kWarps * r.size, &r.shared->loaded[other][r.warp]);
-    };
-    if (p.buffers > 1) begin_next();
-    r.x = runs + buffer * kWarps * r.size;
-    if (!p.rows[row].idle) {
-      if (!p.aligned) {
-        for (int i = r.lane; i < r.count; i += 32) r.x[i] = p.logits[row * p.pitch + r.begin + i];
-      } else if (r.count > 0) {
-        ptx::barrier_wait(&r.shared->loaded[buffer][r.warp], phases >> buffer & 1);
-        phases ^= 1u << buffer;
-      }
-      __syncwarp();
-      sample_row(r, p, row);
-    }
-    if (p.buffers == 1) begin_next();
-    buffer = other;
+  if (idle) {
+    cluster.barrier_wait();
+    return;
   }
+  const float* logits = p.logits + row * p.pitch;
+  SampleResult* result = p.results + row;
+  load(r, logits, p.aligned);
+  const bool only_max = greedy && !logprobs && !adjusted;
+  const Best own = clean_and_find(r, p.softcap, nullptr, !only_max);
+  cluster.barrier_wait();
+  Best best = best_of(r, exchange(r, own));
+  const bool first_thread = r.rank == 0 && threadIdx.x == 0;
+  if (first_thread) {
+    if (!logprobs) result->logprob = 0, result->rank = 0;
+    result->top_count = logprobs ? wish.top_logprobs : 0;
+  }
+  if (only_max) {
+    if (first_thread) write_id(p, wish, result, best.id);
+    return;
+  }
+  double log_sum = 0;
+  if (logprobs) log_sum = list_likeliest(r, wish, value_of(best.key), result);
+  int id = wish.target_id;
+  if (wish.slot < 0) {
+    if (first_thread) result->id = id;
+  } else {
+    if (adjusted) {
+      adjust(r, wish, p.staging);
+      best =
+          best_of(r, exchange(r, clean_and_find(r, 0, wish.has_mask ? p.staging + wish.mask : nullptr, true)));
+    }
+    id = best.id;
+    if (greedy) {
+      if (first_thread) write_id(p, wish, result, id);
+    } else {
+      id = draw(r, wish, best);
+      if (id >= 0 && r.lane == 0) write_id(p, wish, result, id);
+      if (logprobs) {
+        const int32_t* ids = exchange(r, int32_t(id));
+        for (int e = r.lane; e < r.entries(); e += 32) id = max(id, ids[e]);
+        id = __reduce_max_sync(~0u, id);
+      }
+    }
+  }
+  if (logprobs) score(r, p, logits, id, log_sum, result);
 }
 
 }  // namespace
@@ -247,9 +243,6 @@ class ClusterSampler final : public Sampler {
   static constexpr int kSlots = 2;
   static constexpr uint32_t kRowWords = sizeof(StagedRow) / 4;
 
-  size_t shared_bytes(int buffers) const {
-    return sizeof(Shared) + size_t(buffers) * kWarps * size_t(warp_ids_) * sizeof(float);
-  }
   StagedRow staged(const SampleRow& row, Staging& to) const;
   uint32_t append(Staging& to, const void* words, size_t count) const;
 
@@ -257,8 +250,8 @@ class ClusterSampler final : public Sampler {
   Staging slots_[kSlots];
   int vocab_ = 0, max_rows_ = 0, max_step_rows_ = 0;
   int cluster_ = 1, warp_ids_ = 128;
-  int clusters_[2] = {};   // that the card holds at a time with one buffer, with two
   uint32_t capacity_ = 0;  // words of a slot's staging
+  size_t shared_bytes_ = 0;
 };
 
 void ClusterSampler::reserve(const WorkspaceShape& shape, const Context& context, Backend& backend) {
@@ -271,16 +264,13 @@ void ClusterSampler::reserve(const WorkspaceShape& shape, const Context& context
   while (cluster_ < kMaxCluster && cluster_ * kBlockIds < vocab_) cluster_ *= 2;
   const int warps = cluster_ * kWarps;
   warp_ids_ = ((vocab_ + warps - 1) / warps + 127) / 128 * 128;
-  CHECK(warp_ids_ <= kMaxRun, "vocabulary too large for sampling on the card");
+  shared_bytes_ = sizeof(Shared) + size_t(kWarps) * size_t(warp_ids_) * sizeof(float);
   int most = 0;
   CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
-  CUDA_CHECK(cudaFuncSetAttribute(sample_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
+  CHECK(shared_bytes_ <= size_t(most), "vocabulary too large for sampling on the card");
+  CUDA_CHECK(
+      cudaFuncSetAttribute(sample_rows, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes_)));
   CUDA_CHECK(cudaFuncSetAttribute(sample_rows, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  for (int buffers : {1, 2}) {
-    if (shared_bytes(buffers) > size_t(most)) continue;
-    clusters_[buffers - 1] = max_clusters(sample_rows, cluster_, kThreads, shared_bytes(buffers));
-  }
-  CHECK(clusters_[0] > 0, "vocabulary too large for sampling on the card");
 
   const uint64_t mask_words = (uint64_t(vocab_) + 31) / 32;
   const uint64_t sequences = uint64_t(std::max(shape.max_sequences, 1));
@@ -366,25 +356,19 @@ void ClusterSampler::run(const SampleArgs& a) {
   CHECK(a.first_row >= 0 && a.first_row + rows <= max_step_rows_ && a.results.size() >= size_t(rows));
   if (rows == 0) return;
   const Staging& from = slots_[a.slot];
-  // Rows that are sampled at once need no second buffer; more share fewer clusters that bring in the next row
-  // while they work on one.
-  const int buffers = rows > clusters_[0] && clusters_[1] > 0 ? 2 : 1;
-  const int at_once = std::min(rows, clusters_[buffers - 1]);
   Parameters p{};
   p.rows = from.device.as<StagedRow>() + a.first_row;
   p.staging = from.device.as<uint32_t>();
   p.logits = a.logits.row<float>(0);
   p.pitch = a.logits.stride;
-  p.row_count = rows;
   p.vocab = vocab_;
   p.warp_ids = warp_ids_;
-  p.buffers = buffers;
   p.softcap = a.softcap;
   p.aligned = vocab_ % 4 == 0 && p.pitch % 4 == 0 && reinterpret_cast<uintptr_t>(p.logits) % 16 == 0;
   p.results = a.results.data();
   p.last_ids = a.last_ids;
-  launch_clusters(context_, sample_rows, unsigned(cluster_), dim3(unsigned(cluster_), unsigned(at_once)),
-                  dim3(kThreads), shared_bytes(buffers), p);
+  launch_clusters(context_, sample_rows, unsigned(cluster_), dim3(unsigned(cluster_), unsigned(rows)),
+                  dim3(kThreads), shared_bytes_, p);
 }
 
 }  // namespace

@@ -1,10 +1,15 @@
 // top_k, top_p and the list of the likeliest, without sorting the vocabulary: thresholds narrow down a band of
-// logits that holds the cut, eight parts at a time, until the band's ids are few enough to be sorted.
+// logits that holds the cut, four parts at a time, until the band's ids are few enough to be sorted.
 #pragma once
 
 #include "tensor/cuda/sampling/segment.h"
 
 namespace sluice::cuda::sampling_kernel {
+
+struct Levels {  // of three thresholds: what is at or above each
+  double mass[3];
+  uint32_t count[3];
+};
 
 struct Goal {
   float floor;            // nothing below is looked at
@@ -14,161 +19,119 @@ struct Goal {
 };
 
 // The cut lies at or above `low` and below `high`.
-struct Band {
+struct Bracket {
   float low, high;
-  uint32_t count;  // of ids in it
-  uint32_t above;  // of ids above it
-  double mass_above;
-  double target;  // mass wanted
+  uint32_t low_count, high_count;
+  double low_mass, high_mass;
+  double target;  // mass
 };
 
-// Sums of eight values over the warp: lane l gets that of value l / 4. Nine shuffles instead of forty.
-__device__ inline float warp_sums(float (&v)[kLevels], int lane) {
-#pragma unroll
-  for (int half = 4; half >= 1; half /= 2) {
-    const bool upper = lane & half * 4;
-#pragma unroll
-    for (int k = 0; k < half; ++k) {
-      const float keep = upper ? v[k + half] : v[k], give = upper ? v[k] : v[k + half];
-      v[k] = keep + __shfl_xor_sync(~0u, give, half * 4);
-    }
-  }
-  v[0] += __shfl_xor_sync(~0u, v[0], 2);
-  return v[0] + __shfl_xor_sync(~0u, v[0], 1);
-}
-
-// Of the ids with low <= x < high: mass and number at or above each t (t[0] is low), summed over the cluster.
-// Lane k < 8 gets level k's mass, lane 16 + k its count. `live`: the lane's quads that may have such ids.
-__device__ inline void measure(Row& r, const float (&t)[kLevels], float high, uint32_t& live, float top,
-                               float scale, double& mass, uint32_t& count) {
-  float sum[kLevels] = {};
-  uint32_t counts[kLevels / 2] = {};
-  for (uint32_t left = live; left != 0; left &= left - 1) {
-    const int j = __ffs(int(left)) - 1;
-    const float4 quad = r.quad(j);
+__device__ inline Levels measure(Row& r, const float (&t)[3], bool masses, float max, float scale) {
+  Levels own{};
+  for (int j = 0; j < r.quad_count(); ++j) {
+    const float4 quad = r.quads()[j * 32 + r.lane];
     const float* v = &quad.x;
-    float w[4], most = kBelowAll;
+    const float most = fmaxf(fmaxf(quad.x, quad.y), fmaxf(quad.z, quad.w));
+    if (most < t[0]) continue;
+    float sum[3] = {0, 0, 0};
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      const bool inside = v[c] >= t[0] && v[c] < high;
-      w[c] = inside ? weight_of(v[c], top, scale) : 0;
-      if (inside) sum[0] += w[c], counts[0] += 1, most = fmaxf(most, v[c]);
-    }
-    if (most == kBelowAll) live &= ~(1u << j);
+      const float w = masses && v[c] >= t[0] ? weight_of(v[c], max, scale) : 0;
 #pragma unroll
-    for (int k = 1; k < kLevels; ++k) {
-      if (most < t[k]) break;
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        if (v[c] >= t[k] && v[c] < high) sum[k] += w[c], counts[k / 2] += k % 2 ? 0x10000u : 1u;
+      for (int k = 0; k < 3; ++k) {
+        own.count[k] += v[c] >= t[k];
+        sum[k] += v[c] >= t[k] ? w : 0;
       }
     }
+#pragma unroll
+    for (int k = 0; k < 3; ++k) own.mass[k] += sum[k];
   }
   __syncwarp();
-  Shared& s = *r.shared;
-  const float one = warp_sums(sum, r.lane);
-  if (r.lane % 4 == 0) s.warp_mass[r.warp][r.lane / 4] = one;
 #pragma unroll
-  for (int k = 0; k < kLevels / 2; ++k) {
-    counts[k] = __reduce_add_sync(~0u, counts[k]);
-    if (r.lane == k) s.warp_count[r.warp][k] = counts[k];
+  for (int k = 0; k < 3; ++k) {
+    own.count[k] = __reduce_add_sync(~0u, own.count[k]);
+    if (masses) own.mass[k] = warp_sum(own.mass[k]);
   }
-  __syncthreads();
-  // Each warp sums up the block for two blocks of the cluster.
-  Levels* here = s.levels[r.parity];
-  r.parity ^= 1;
-  const int k = r.lane % kLevels;
-  mass = 0, count = 0;
-  for (int w = 0; w < kWarps; ++w)
-    mass += s.warp_mass[w][k], count += s.warp_count[w][k / 2] >> k % 2 * 16 & 0xffff;
-  for (int to = r.warp; to < r.cluster; to += kWarps) {
-    Levels& there = cg::this_cluster().map_shared_rank(here, to)[r.rank];
-    if (r.lane < kLevels) there.mass[k] = mass;
-    if (r.lane >= 16 && r.lane < 16 + kLevels) there.count[k] = count;
+  const Levels* said = exchange(r, own);
+  Levels all{};
+  const int per = r.entries_per_lane();
+  for (int e = r.lane * per; e < min(r.lane * per + per, r.entries()); ++e) {
+#pragma unroll
+    for (int k = 0; k < 3; ++k) all.count[k] += said[e].count[k], all.mass[k] += said[e].mass[k];
   }
-  cg::this_cluster().sync();
-  mass = 0, count = 0;
-  for (int b = r.lane / kLevels % 2; b < r.cluster; b += 2) {
-    if (r.lane < 16)
-      mass += here[b].mass[k];
-    else
-      count += here[b].count[k];
+#pragma unroll
+  for (int k = 0; k < 3; ++k) {
+    all.count[k] = __reduce_add_sync(~0u, all.count[k]);
+    if (masses) all.mass[k] = warp_sum(all.mass[k]);
   }
-  mass += __shfl_xor_sync(~0u, mass, kLevels);
-  count += __shfl_xor_sync(~0u, count, kLevels);
+  return all;
 }
 
-// Threshold k (1 .. 7) of a round, strictly inside the band; in order of k. By value at first, which suits
-// logits; by key where that has not settled it, which is sure to end: 32 bits, three a round.
-__device__ inline float threshold(const Band& b, int round, int k, float top, float scale) {
-  const uint32_t low = key_of(b.low), high = key_of(b.high);
-  float t;
-  if (round == 0) {  // 24, 12, 6 … 0.375 below the largest
-    t = top - float(24 >> (k - 1 < 3 ? k - 1 : 3)) / float(k > 4 ? 1 << (k - 4) : 1) / scale;
-  } else if (b.low > -FLT_MAX && round < 8) {
-    t = b.low + (b.high - b.low) * (float(k) / kLevels);
+// Three thresholds strictly between low and high (some may coincide where fewer values lie between). By value
+// at first, which suits logits; by key where that has not settled it, which is sure to end: 32 bits, two a
+// round.
+__device__ inline void split(const Bracket& b, int round, float scale, float (&t)[3]) {
+  const uint32_t low = key_of(b.low), high = key_of(b.high), width = high - low;
+  if (round < 10 && b.low > -FLT_MAX) {
+    const float quarter = (b.high - b.low) / 4;
+    for (int k = 0; k < 3; ++k) t[k] = b.low + quarter * float(k + 1);
   } else if (round < 4) {  // nothing is known of the lower end
-    t = b.high - float(8 << (kLevels - 1 - k)) / scale;
+    t[0] = b.high - 64 / scale, t[1] = b.high - 16 / scale, t[2] = b.high - 4 / scale;
   } else {
-    t = value_of(low + uint32_t(uint64_t(high - low) * uint32_t(k) / kLevels));
+    for (int k = 0; k < 3; ++k) t[k] = value_of(low + uint32_t(uint64_t(width) * uint32_t(k + 1) / 4));
   }
-  return value_of(min(max(key_of(finite(t)), low + 1), high - 1));
+  for (int k = 0; k < 3; ++k) {
+    const uint32_t key = key_of(finite(t[k]));
+    t[k] = value_of(min(max(key, low + 1), high - 1));
+  }
 }
 
-__device__ __noinline__ Band narrow(Row& r, const Goal& goal, float top, float scale) {
-  Band b{goal.floor, value_of(key_of(top) + 1), 0, 0, 0, 0};
-  uint32_t live = r.quads() < 32 ? (1u << r.quads()) - 1 : ~0u;
+__device__ inline Bracket narrow(Row& r, const Goal& goal, float max, float scale) {
+  const bool masses = goal.count == 0;
+  Bracket b{goal.floor, value_of(key_of(max) + 1), 0, 0, 0, 0, 0};
   for (int round = 0;; ++round) {
-    const float mine = r.lane % kLevels ? threshold(b, round, r.lane % kLevels, top, scale) : b.low;
-    float t[kLevels];
-#pragma unroll
-    for (int k = 0; k < kLevels; ++k) t[k] = __shfl_sync(~0u, mine, k);
-    double mass;
-    uint32_t count;
-    measure(r, t, b.high, live, top, scale, mass, count);
-    if (round == 0) b.target = double(goal.share) * __shfl_sync(~0u, mass, 0);
-    // The lower end holds the cut, whatever rounding makes of the sums.
-    const bool reached = goal.count ? r.lane >= 16 && b.above + count >= goal.count
-                                    : r.lane < 16 && b.mass_above + mass >= b.target;
-    const uint32_t levels = (__ballot_sync(~0u, reached) >> (goal.count ? 16 : 0) & 0xff) | 1;
-    const int at = 31 - __clz(int(levels));
-    b.low = __shfl_sync(~0u, mine, at);
-    b.count = __shfl_sync(~0u, count, 16 + at);
-    if (at + 1 < kLevels) {
-      b.high = __shfl_sync(~0u, mine, at + 1);
-      const uint32_t beyond = __shfl_sync(~0u, count, 16 + at + 1);
-      b.count -= beyond, b.above += beyond;
-      b.mass_above += __shfl_sync(~0u, mass, at + 1);
+    float t[3];
+    if (round == 0) {
+      t[0] = goal.floor;
+      t[1] = fmaxf(max - 6 / scale, goal.floor);
+      t[2] = fmaxf(max - 1.5f / scale, goal.floor);
+    } else {
+      split(b, round, scale, t);
     }
-    const uint32_t few = goal.from_top ? b.above + b.count : b.count;
+    const Levels at = measure(r, t, masses, max, scale);
+    if (round == 0) {  // the floor holds the cut, whatever rounding makes of the sums
+      b.low_count = at.count[0], b.low_mass = at.mass[0];
+      b.target = double(goal.share) * at.mass[0];
+      if (!masses && b.low_count <= goal.count) return b;
+    }
+    bool above = true;  // thresholds from here up do not reach the goal
+#pragma unroll
+    for (int k = 2; k >= 0; --k) {
+      if (!above || (round == 0 && k == 0)) continue;
+      const bool reached = masses ? at.mass[k] >= b.target : at.count[k] >= goal.count;
+      if (reached) {
+        b.low = t[k], b.low_count = at.count[k], b.low_mass = at.mass[k];
+        above = false;
+      } else {
+        b.high = t[k], b.high_count = at.count[k], b.high_mass = at.mass[k];
+      }
+    }
+    if (b.high <= b.low) {  // the floor itself is the next threshold: all of it is above
+      b.high = value_of(key_of(b.low) + 1);
+    }
+    const uint32_t few = goal.from_top ? b.low_count : b.low_count - b.high_count;
     if (few <= kBand || key_of(b.high) - key_of(b.low) <= 1) return b;
-    if (goal.count && b.above + b.count <= goal.count) return b;
+    if (!masses && b.low_count == goal.count) return b;
   }
-}
-
-// shared->gathered[0, n) into shared->sorted, greater ones first: each one's place is the number of those
-// before it, counted by two threads.
-__device__ inline void sort_gathered(Row& r, int n) {
-  const int mine = int(threadIdx.x) / 2;
-  uint64_t own = 0;
-  uint32_t place = 0;
-  if (mine < n) {
-    own = r.shared->gathered[mine];
-    for (int i = int(threadIdx.x) % 2; i < n; i += 2) place += r.shared->gathered[i] > own;
-  }
-  place += __shfl_xor_sync(~0u, place, 1);
-  if (mine < n && threadIdx.x % 2 == 0) r.shared->sorted[place] = own;
-  __syncthreads();
 }
 
 // Ids with low <= x < high, of those at low only up to id_limit, sorted into shared->sorted of every block; at
 // most kBand of them. Returns how many.
-__device__ __noinline__ int gather(Row& r, float low, int id_limit, float high) {
+__device__ inline int gather(Row& r, float low, int id_limit, float high) {
   const auto wanted = [&](float x, int id) { return x >= low && x < high && (x > low || id <= id_limit); };
   uint32_t own = 0;
-#pragma unroll 2
-  for (int j = 0; j < r.quads(); ++j) {
-    const float4 quad = r.quad(j);
+  for (int j = 0; j < r.quad_count(); ++j) {
+    const float4 quad = r.quads()[j * 32 + r.lane];
     const float* v = &quad.x;
 #pragma unroll
     for (int c = 0; c < 4; ++c) own += wanted(v[c], r.id_of(j) + c);
@@ -182,29 +145,39 @@ __device__ __noinline__ int gather(Row& r, float low, int id_limit, float high) 
   }
   before = __reduce_add_sync(~0u, before);
   all = min(__reduce_add_sync(~0u, all), uint32_t(kBand));
-  for (int j = 0; own > 0 && j < r.quads(); ++j) {
-    const float4 quad = r.quad(j);
+  uint32_t at = before;
+  for (int j = 0; own > 0 && j < r.quad_count(); ++j) {
+    const float4 quad = r.quads()[j * 32 + r.lane];
     const float* v = &quad.x;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       const bool mine = wanted(v[c], r.id_of(j) + c);
       const unsigned others = __ballot_sync(~0u, mine);
-      const uint32_t place = before + __popc(others & ((1u << r.lane) - 1));
+      const uint32_t place = at + __popc(others & ((1u << r.lane) - 1));
       if (mine && place < kBand) {
-        const uint64_t one = composite(v[c], r.id_of(j) + c);
+        const uint64_t said_here = composite(v[c], r.id_of(j) + c);
         for (int b = 0; b < r.cluster; ++b)
-          cg::this_cluster().map_shared_rank(r.shared->gathered, b)[place] = one;
+          cg::this_cluster().map_shared_rank(r.shared->gathered, b)[place] = said_here;
       }
-      before += __popc(others);
+      at += __popc(others);
     }
   }
   cg::this_cluster().sync();
-  sort_gathered(r, int(all));
+  // Each one's place is the number of those before it: two threads count for one.
+  const int mine = int(threadIdx.x) / 2;
+  uint32_t place = 0;
+  if (mine < int(all)) {
+    const uint64_t own_one = r.shared->gathered[mine];
+    for (int i = int(threadIdx.x) % 2; i < int(all); i += 2) place += r.shared->gathered[i] > own_one;
+  }
+  place += __shfl_xor_sync(~0u, place, 1);
+  if (mine < int(all) && threadIdx.x % 2 == 0) r.shared->sorted[place] = r.shared->gathered[mine];
+  __syncthreads();
   return int(all);
 }
 
 // The id of the nth (from 0) of those equal to `value`, in order of ids; the same in every thread.
-__device__ __noinline__ int nth_equal(Row& r, float value, uint32_t nth) {
+__device__ inline int nth_equal(Row& r, float value, uint32_t nth) {
   uint32_t own = 0;
   for (int i = r.lane; i < r.size; i += 32) own += r.x[i] == value;
   own = __reduce_add_sync(~0u, own);
@@ -212,7 +185,7 @@ __device__ __noinline__ int nth_equal(Row& r, float value, uint32_t nth) {
   uint32_t before = 0;
   for (int e = r.lane; e < r.entry(); e += 32) before += said[e];
   before = __reduce_add_sync(~0u, before);
-  int32_t id = -1;
+  int id = -1;
   if (nth >= before && nth < before + own) {
     for (int i = r.lane; i < r.size; i += 32) {  // size is a multiple of 32: the warp stays together
       const unsigned equal = __ballot_sync(~0u, r.x[i] == value);
@@ -223,35 +196,10 @@ __device__ __noinline__ int nth_equal(Row& r, float value, uint32_t nth) {
       before += __popc(equal);
     }
   }
-  const int32_t* ids = exchange(r, id);
+  const int32_t* ids = exchange(r, int32_t(id));
   int32_t found = -1;
   for (int e = r.lane; e < r.entries(); e += 32) found = max(found, ids[e]);
   return __reduce_max_sync(~0u, found);
-}
-
-// The `wanted` first ids (at most kBand) into shared->sorted; returns how many lie there, which may be more.
-__device__ inline int gather_first(Row& r, float floor, uint32_t wanted, float top, float scale) {
-  const Band b = narrow(r, {.floor = floor, .count = wanted, .from_top = true}, top, scale);
-  int limit = INT32_MAX;
-  if (b.above + b.count > kBand) limit = nth_equal(r, b.low, wanted - b.above - 1);
-  return gather(r, b.low, limit, -kBelowAll);
-}
-
-// How many of the first n of shared->sorted reach `target` of weight, beginning with `before`; at least one.
-__device__ inline int reaching(const Row& r, int n, double before, double target, float top, float scale) {
-  constexpr int kPer = kBand / 32;
-  double own = 0, upto[kPer];
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    const int at = r.lane * kPer + i;
-    own += at < n ? weight_of(composite_value(r.shared->sorted[at]), top, scale) : 0;
-    upto[i] = own;
-  }
-  const double earlier = inclusive_sum(own, r.lane) - own + before;
-  int short_of = 0;
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) short_of += earlier + upto[i] < target;
-  return min(__reduce_add_sync(~0u, short_of) + 1, n);
 }
 
 // Where what is kept ends: everything above `value`, and ids up to `id` of those equal to it.
@@ -260,42 +208,62 @@ struct Cut {
   int32_t id;
 };
 
-__device__ inline Cut find_cut(Row& r, const Goal& goal, const Band& b, float top, float scale) {
+__device__ inline Cut find_cut(Row& r, const Goal& goal, float max, float scale) {
+  const Bracket b = narrow(r, goal, max, scale);
   const bool by_mass = goal.count == 0;
-  if (b.count == 0 || (!by_mass && b.above + b.count <= goal.count)) return {b.low, INT32_MAX};
-  if (b.count > kBand) {  // many equals
-    uint32_t keep = goal.count - b.above;
+  if (!by_mass && b.low_count <= goal.count) return {b.low, INT32_MAX};
+  if (b.low_count - b.high_count > kBand) {  // many equals
+    uint32_t keep = goal.count - b.high_count;
     if (by_mass) {
-      const double each = weight_of(b.low, top, scale), missing = b.target - b.mass_above;
-      keep = each > 0 ? uint32_t(fmin(fmax(ceil(missing / each), 1.0), double(b.count))) : b.count;
+      const double each = weight_of(b.low, max, scale), missing = b.target - b.high_mass;
+      keep = each > 0 ? uint32_t(fmin(fmax(ceil(missing / each), 1.0), double(b.low_count - b.high_count)))
+                      : b.low_count - b.high_count;
     }
     return {b.low, nth_equal(r, b.low, keep - 1)};
   }
   const int n = gather(r, b.low, INT32_MAX, b.high);
-  const int kept = by_mass ? reaching(r, n, b.mass_above, b.target, top, scale) : int(goal.count - b.above);
-  const uint64_t last = r.shared->sorted[kept - 1];
-  return {composite_value(last), composite_id(last)};
+  int last;
+  if (by_mass) {  // the first that reaches the target
+    constexpr int kPer = kBand / 32;
+    double own = 0, upto[kPer];
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int at = r.lane * kPer + i;
+      own += at < n ? weight_of(composite_value(r.shared->sorted[at]), max, scale) : 0;
+      upto[i] = own;
+    }
+    const double before = inclusive_sum(own, r.lane) - own + b.high_mass;
+    int short_of = 0;
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) short_of += before + upto[i] < b.target;
+    last = min(__reduce_add_sync(~0u, short_of), n - 1);
+  } else {
+    last = min(int(goal.count - b.high_count) - 1, n - 1);
+  }
+  if (n == 0) return {b.low, INT32_MAX};
+  const uint64_t cut = r.shared->sorted[last < 0 ? 0 : last];
+  return {composite_value(cut), composite_id(cut)};
 }
 
 // Forgets what is not kept, and sums up the rest of this warp's run.
-__device__ inline double apply_cut(const Row& r, const Cut& cut, float top, float scale) {
-  float4 sums = {0, 0, 0, 0};
-  float* sum = &sums.x;
-#pragma unroll 2
-  for (int j = 0; j < r.quads(); ++j) {
-    float4 quad = r.quad(j);
+__device__ inline double apply_cut(const Row& r, const Cut& cut, float max, float scale) {
+  double sum = 0;
+  for (int j = 0; j < r.quad_count(); ++j) {
+    float4 quad = r.quads()[j * 32 + r.lane];
     float* v = &quad.x;
+    float part = 0;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       if (v[c] > cut.value || (v[c] == cut.value && r.id_of(j) + c <= cut.id))
-        sum[c] += weight_of(v[c], top, scale);
+        part += weight_of(v[c], max, scale);
       else
         v[c] = kBelowAll;
     }
-    r.quad(j) = quad;
+    r.quads()[j * 32 + r.lane] = quad;
+    sum += part;
   }
   __syncwarp();
-  return warp_sum(double((sums.x + sums.y) + (sums.z + sums.w)));
+  return warp_sum(sum);
 }
 
 }  // namespace sluice::cuda::sampling_kernel
