@@ -1,9 +1,10 @@
 // How every kernel is launched: with programmatic dependent launch, so that a kernel's start (its launch, its
 // barriers, its first weights) overlaps the tail of the one before. The two rules that make this correct:
 //  1. every kernel calls wait_for_previous() in every thread that touches memory which any earlier kernel of
-//  the step
-//     reads or writes, before the first such access. Before it, only weights (never written after load) may be
-//     read. A kernel may not skip it: that all kernels wait is what makes waiting for the one before enough.
+//     the step reads or writes, before the first such access. Before it, only weights (never written after
+//     load) may be read, and arrays of the batch that were staged before the step's first kernel: no kernel
+//     writes them, and the stream waits for the copies. A kernel may not skip it: that all kernels wait is
+//     what makes waiting for the one before enough.
 //  2. every kernel calls let_next_start() early (at its top, unless that was measured to be worse).
 // CUDA C++ programming guide, "Programmatic Dependent Launch and Synchronization"; PTX ISA, griddepcontrol.
 #pragma once
@@ -27,7 +28,6 @@ __device__ __forceinline__ void let_next_start() {
 // Kernels that want more than 48 KB of dynamic shared memory raise their limit once, before any capture
 // (cudaFuncSetAttribute in their `prepare`). `cluster` blocks along x share a cluster (more than 8: the kernel
 // allows cudaFuncAttributeNonPortableClusterSizeAllowed).
-// Blocks of a cluster (grid a multiple) run at the same time, on multiprocessors near each other.
 template <typename... Parameters, typename... Arguments>
 void launch_clusters(const Context& context, void (*kernel)(Parameters...), unsigned cluster, dim3 grid,
                      dim3 block, size_t shared_bytes, Arguments&&... arguments) {

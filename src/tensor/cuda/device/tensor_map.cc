@@ -71,4 +71,20 @@ CUtensorMap tensor_map_bf16(const void* data, int64_t rows, int64_t cols, int64_
   return map;
 }
 
+CUtensorMap tensor_map_bf16_boxes(const void* data, int64_t rows, int64_t cols, int64_t pitch, int box_rows,
+                                  int boxes, int promotion_bytes) {
+  CHECK(pitch % 8 == 0 && cols % 64 == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0 && box_rows <= 256);
+  const cuuint64_t size[3] = {64, cuuint64_t(rows), cuuint64_t(cols / 64)};
+  const cuuint64_t stride_bytes[2] = {cuuint64_t(pitch) * 2, 128};
+  const cuuint32_t box[3] = {64, cuuint32_t(box_rows), cuuint32_t(boxes)};
+  const cuuint32_t step[3] = {1, 1, 1};
+  CUtensorMap map;
+  const CUresult made =
+      encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(data), size, stride_bytes, box,
+                step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, promotion_of(promotion_bytes),
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  CHECK(made == CUDA_SUCCESS, "the driver refused a tensor map");
+  return map;
+}
+
 }  // namespace sluice::cuda

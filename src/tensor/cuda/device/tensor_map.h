@@ -16,4 +16,9 @@ namespace sluice::cuda {
 CUtensorMap tensor_map_bf16(const void* data, int64_t rows, int64_t cols, int64_t pitch, int box_rows,
                             int box_cols, int swizzle_bytes, int promotion_bytes = 256);
 
+// The same matrix, cols a multiple of 64, read in `boxes` boxes of box_rows x 64 side by side (128-byte
+// swizzle) by one copy (ptx::copy_boxes).
+CUtensorMap tensor_map_bf16_boxes(const void* data, int64_t rows, int64_t cols, int64_t pitch, int box_rows,
+                                  int boxes, int promotion_bytes);
+
 }  // namespace sluice::cuda

@@ -15,15 +15,15 @@ struct LinearShape {
   DType out = DType::bf16;
 };
 
+inline constexpr int kMaxStreamStages = 32, kStreamTile = 64;
+
 // How the streaming kernel (stream_gemm.h) runs.
 struct StreamConfig {
-  int rows = 0;              // m, padded: 8, 16, 32, 64 or 128
-  int tile = 0;              // rows of w that a thread block works on at a time, a multiple of 8
-  int depth = 0;             // columns of a stage
-  int peers = 1;             // thread blocks that load x for each other
-  bool whole_tiles = false;  // a tile belongs to one thread block; else each gets the same number of stages
+  int rows = 0;   // m, padded: 8, 16 or 32
+  int tile = 0;   // rows of w that a thread block works on at a time, a multiple of 8, at most kStreamTile
+  int depth = 0;  // columns of a stage: 64, or where k is a multiple of 64, more
+  bool whole_tiles = false;  // a tile belongs to one thread block; else each block gets as many stages
   int stages = 0;            // of the ring in shared memory
-  bool take_turns = true;    // a block's loads follow those of the block before on its multiprocessor
 
   bool operator==(const StreamConfig&) const = default;
 };
@@ -40,6 +40,6 @@ LinearChoice choose_linear(const LinearShape& shape, int multiprocessors);
 
 // Shared memory of the streaming kernel's block.
 int64_t stream_stage_bytes(const StreamConfig& c);
-int64_t stream_shared_bytes(const StreamConfig& c, int compiled_tile);
+int64_t stream_shared_bytes(const StreamConfig& c);
 
 }  // namespace sluice::cuda

@@ -35,8 +35,8 @@ __global__ void small(const uint32_t* in, uint32_t* out) {
 
 struct Bench {
   DeviceBytes weights{size_t(15) << 30};
-  DeviceBytes x{128 * 14336 * 2};
-  DeviceBytes out{size_t(128) * 128256 * 4};
+  DeviceBytes x{32 * 14336 * 2};
+  DeviceBytes out{size_t(32) * 128256 * 4};
   DeviceBytes workspace{stream_gemm_workspace_bytes(context().multiprocessors)};
 
   Bench() {
@@ -101,8 +101,7 @@ void print_line(const Row& r, int64_t m, double us, const StreamConfig& c) {
 }
 
 void table(Bench& bench, int64_t m) {
-  for (const Row& r : kRows)
-    if (const StreamConfig c = choice(m, r); c.rows) print_line(r, m, bench.shape_us(m, r.n, r.k, r.f32, c), c);
+  for (const Row& r : kRows) print_line(r, m, bench.shape_us(m, r.n, r.k, r.f32, choice(m, r)), choice(m, r));
   for (int between : {0, 1, 2}) {
     const double ms = bench.chain_ms(
         m,
@@ -118,22 +117,18 @@ void table(Bench& bench, int64_t m) {
 void tune(Bench& bench, int64_t m) {
   for (const Row& r : kRows) {
     std::vector<std::pair<double, StreamConfig>> tried;
-    for (int tile = 16; tile <= 128; tile += 8)
-      for (int depth : {64, 128})
-        for (int peers : {1, 2})
-          for (int ring_kb : {108, 208})
-            for (int flags = 0; flags < 4; ++flags) {
-              const bool whole = flags & 1;
-              StreamConfig c = choice(m, r);
-              c.take_turns = flags & 2;
-              c.tile = tile, c.depth = depth, c.peers = peers, c.whole_tiles = whole;
-              c.stages = int(std::min<int64_t>(32, ring_kb * 1024 / stream_stage_bytes(c)));
-              const int64_t tiles = (r.n + tile - 1) / tile, rounds = (tiles + 131) / 132;
-              // Whole tiles must fill the card well; shared ones may as well be of full height.
-              if (c.take_turns && (peers > 1 || ring_kb > 108)) continue;
-              if (whole ? tiles < rounds * 120 : tile % 64 != 0) continue;
-              if (stream_gemm_supports(c)) tried.emplace_back(bench.shape_us(m, r.n, r.k, r.f32, c), c);
-            }
+    for (int tile = 16; tile <= kStreamTile; tile += 8)
+      for (int depth : {64, 128, 256})
+        for (int ring_kb : {160, 206})
+          for (bool whole : {false, true}) {
+            StreamConfig c;
+            c.rows = choice(m, r).rows, c.tile = tile, c.depth = depth, c.whole_tiles = whole;
+            c.stages = int(std::min<int64_t>(kMaxStreamStages, ring_kb * 1024 / stream_stage_bytes(c)));
+            const int64_t tiles = (r.n + tile - 1) / tile, rounds = (tiles + 131) / 132;
+            // Whole tiles must fill the card well; shared ones may as well be of full height.
+            if (whole ? tiles < rounds * 120 : tile != kStreamTile) continue;
+            if (stream_gemm_supports(c)) tried.emplace_back(bench.shape_us(m, r.n, r.k, r.f32, c), c);
+          }
     std::sort(tried.begin(), tried.end(), [](auto& a, auto& b) { return a.first < b.first; });
     for (size_t i = 0; i < std::min<size_t>(5, tried.size()); ++i)
       print_line(r, m, tried[i].first, tried[i].second);
@@ -142,7 +137,7 @@ void tune(Bench& bench, int64_t m) {
 
 void run(int argc, char** argv) {
   Bench bench;
-  std::vector<int64_t> rows = {1, 16, 32, 64, 128};
+  std::vector<int64_t> rows = {1, 8, 16, 32};
   if (argc > 2) {
     rows.clear();
     for (int i = 2; i < argc; ++i) rows.push_back(std::atoi(argv[i]));

@@ -116,34 +116,33 @@ void check(const Case& c) { check(c, config_for(c)); }
 // Every kernel that was compiled, with tiles that are shared and not, full and not.
 TEST(StreamGemm, EveryKernel) {
   int kernels = 0;
-  for (int rows : {8, 16, 32, 64, 128})
-    for (int tile : {24, 64, 72, 128, 256})
-      for (int depth : {64, 128})
-        for (int peers : {1, 2})
-          for (bool whole : {false, true}) {
-            StreamConfig config{rows, tile, depth, peers, whole, 3, whole};
-            if (!stream_gemm_supports(config)) continue;
-            ++kernels;
-            check({rows - 1, 1000, 1096, whole, !whole, 8}, config);
-          }
-  EXPECT_GE(kernels, 20);
+  for (int rows : {8, 16, 32})
+    for (int depth : {64, 128, 256})
+      for (int tile : {8, 24, 64})
+        for (bool whole : {false, true}) {
+          const StreamConfig config{rows, tile, depth, whole, 3};
+          ASSERT_TRUE(stream_gemm_supports(config));
+          ++kernels;
+          check({rows - 1, 1000, depth == 64 ? 1096 : 1088, whole, !whole, 8}, config);
+        }
+  EXPECT_EQ(kernels, 54);
 }
 TEST(StreamGemm, EveryNumberOfRows) {
-  for (int64_t m : {1, 2, 7, 8, 9, 16, 17, 33, 64, 100, 128}) {
+  for (int64_t m : {1, 2, 7, 8, 9, 16, 17, 25, 32}) {
     check({m, 576, 576});
     check({m, 384, 1536, true, m % 2 == 0, 64});
   }
 }
 TEST(StreamGemm, AwkwardShapes) {
-  for (int64_t m : {1, 9, 33, 128})
+  for (int64_t m : {1, 9, 32})
     for (int64_t n : {8, 72, 384})
       for (int64_t k : {8, 64, 72, 136, 576}) check({m, n, k, n == 72, k == 72, 8});
 }
 TEST(StreamGemm, LongSums) {
-  for (int64_t m : {1, 16, 17, 64, 128}) check({m, 576, 14336, true, true});
+  for (int64_t m : {1, 16, 17, 32}) check({m, 576, 14336, true, true});
 }
 TEST(StreamGemm, ManyColumns) {
-  for (int64_t m : {1, 16, 33, 128}) {
+  for (int64_t m : {1, 16, 32}) {
     check({m, 49152, 576, false, true});
     check({m, 6144, 1536, true, false});
   }
@@ -212,17 +211,32 @@ TEST(StreamGemm, RowsDoNotMix) {
 }
 
 TEST(LinearChoice, IsMadeOfCompiledKernels) {
-  for (int64_t m : {1, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128, 129, 4096})
-    for (int64_t n : {72, 4096, 6144, 28672, 128256})
-      for (int64_t k : {72, 576, 4096, 14336})
+  for (int64_t m : {1, 8, 9, 16, 17, 32, 33, 128, 4096})
+    for (int64_t n : {1, 8, 72, 576, 4096, 6144, 28672, 128256, 262144})
+      for (int64_t k : {8, 72, 576, 640, 4096, 14336})
         for (DType out : {DType::bf16, DType::f32}) {
           const LinearChoice choice = choose_linear({m, n, k, out}, 132);
+          EXPECT_EQ(choice.way == LinearChoice::Way::stream, m <= 32);
           if (choice.way != LinearChoice::Way::stream) continue;
           EXPECT_TRUE(stream_gemm_supports(choice.stream)) << choice.text();
           EXPECT_GE(choice.stream.rows, m);
-          EXPECT_LE(stream_shared_bytes(choice.stream, 256), 227 * 1024 + 256 * 128);
+          EXPECT_TRUE(choice.stream.depth == 64 || k % 64 == 0) << choice.text();
         }
-  EXPECT_EQ(choose_linear({8192, 4096, 4096, DType::bf16}, 132).way, LinearChoice::Way::cublaslt);
+}
+// What was measured to be best for the 8B shapes (README.md).
+TEST(LinearChoice, OfAnEightBillionModel) {
+  const auto text = [](int64_t m, int64_t n, int64_t k) {
+    return choose_linear({m, n, k, DType::bf16}, 132).text();
+  };
+  EXPECT_EQ(text(1, 6144, 4096), "stream: 8 rows, whole tile 48 x 256, 7 stages");
+  EXPECT_EQ(text(1, 4096, 4096), "stream: 8 rows, whole tile 32 x 256, 10 stages");
+  EXPECT_EQ(text(1, 28672, 4096), "stream: 8 rows, whole tile 56 x 256, 6 stages");
+  EXPECT_EQ(text(1, 4096, 14336), "stream: 8 rows, whole tile 32 x 256, 10 stages");
+  EXPECT_EQ(text(1, 128256, 4096), "stream: 8 rows, tile 64 x 128, 11 stages");
+  EXPECT_EQ(text(16, 4096, 14336), "stream: 16 rows, whole tile 32 x 256, 8 stages");
+  EXPECT_EQ(text(32, 6144, 4096), "stream: 32 rows, whole tile 48 x 256, 5 stages");
+  EXPECT_EQ(text(32, 4096, 14336), "stream: 32 rows, tile 64 x 128, 8 stages");
+  EXPECT_EQ(text(33, 6144, 4096), "cublaslt");
 }
 
 }  // namespace

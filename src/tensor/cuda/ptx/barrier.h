@@ -66,6 +66,24 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, uint6
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
+// Several boxes side by side, one after the other in shared memory, of a map made by tensor_map_bf16_boxes: the
+// first box's number and its row.
+__device__ __forceinline__ void copy_boxes(void* to, const CUtensorMap* map, uint64_t* barrier, int32_t box,
+                                           int32_t y) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {0, %3, %4}], "
+      "[%2];" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(y), "r"(box)
+      : "memory");
+}
+__device__ __forceinline__ void copy_boxes(void* to, const CUtensorMap* map, uint64_t* barrier, int32_t box,
+                                           int32_t y, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+      "{0, %3, %4}], [%2], %5;" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(y), "r"(box), "l"(policy)
+      : "memory");
+}
 __device__ __forceinline__ uint64_t evict_first_policy() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
