@@ -205,7 +205,7 @@ int main_program(int threads, const std::string& isa, const std::string& only) {
   const DeviceInfo info = b.info();
   use_cpu_time = info.threads == 1;
   std::printf("%s, %s, %d threads\n", info.name.c_str(), info.instruction_set.c_str(), info.threads);
-  b.reserve({4096, 16, 4096, 32, 256, 32768, 262144});
+  if (!b.reserve({4096, 16, 4096, 32, 256, 32768, 262144}).ok()) return 1;
   Limits limits;
   {
     cpu::Team team(info.threads);

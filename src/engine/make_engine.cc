@@ -7,6 +7,7 @@
 #include <charconv>
 #include <optional>
 
+#include "base/bytes.h"
 #include "base/log.h"
 #include "engine/kv_size.h"
 #include "engine/replay_buckets.h"
@@ -36,51 +37,76 @@ KvGeometry kv_geometry(const LayerGroups& groups, const ModelSpec& spec, const E
 Status check_config(const EngineConfig& c) {
   const auto positive = [](int value, const char* name) -> Status {
     if (value > 0) return {};
-    return Error{ErrorCode::kInvalidArgument, fmt::format("{} must be at least 1, not {}", name, value), name};
+    return Error{ErrorCode::kInvalidArgument, fmt::format("must be at least 1, not {}", value), name};
   };
-  for (const auto& [value, name] : {std::pair{c.max_sequences, "max_sequences"},
-                                    {c.max_queue, "max_queue"},
-                                    {c.step_tokens, "step_tokens"},
-                                    {c.block_tokens, "block_tokens"},
-                                    {c.logit_rows, "logit_rows"}})
+  for (const auto& [value, name] : {std::pair{c.max_sequences, "engine.max_sequences"},
+                                    {c.max_queue, "engine.max_queue"},
+                                    {c.step_tokens, "engine.step_tokens"},
+                                    {c.block_tokens, "engine.block_tokens"},
+                                    {c.logit_rows, "engine.logit_rows"}})
     if (Status ok = positive(value, name); !ok) return ok;
   if (!(c.gpu_memory_fraction > 0 && c.gpu_memory_fraction <= 1))
-    return Error{
-        ErrorCode::kInvalidArgument,
-        fmt::format("gpu_memory_fraction must be above 0 and at most 1, not {}", c.gpu_memory_fraction),
-        "gpu_memory_fraction"};
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("must be above 0 and at most 1, not {}", c.gpu_memory_fraction),
+                 "gpu.memory_fraction"};
   if (c.max_context != 0 && c.max_context < kLeastContext)
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("max_context must be 0 or at least {}, not {}", kLeastContext, c.max_context),
-                 "max_context"};
+                 fmt::format("must be 0 or at least {}, not {}", kLeastContext, c.max_context),
+                 "engine.max_context"};
   return {};
 }
 
-double gib(size_t bytes) { return double(bytes) / 1073741824.0; }
+Status check_device(const Backend& backend, const ModelSpec& spec, const EngineConfig& settled) {
+  return backend.check({.hidden = spec.hidden,
+                        .ffn = spec.ffn,
+                        .vocab = spec.vocab,
+                        .heads = spec.heads,
+                        .kv_heads = spec.kv_heads,
+                        .head_dim = spec.head_dim,
+                        .block_tokens = settled.block_tokens,
+                        .step_tokens = std::max(settled.step_tokens, settled.max_sequences),
+                        .max_sequences = settled.max_sequences});
+}
 
-bool is_card(const DeviceInfo& device) { return device.memory_total > 0; }
+// The way out for those who asked for a card.
+Error advised(Error error) {
+  error.message +=
+      error.field.starts_with("engine.") ? "; change it, or use --device cpu" : "; use --device cpu";
+  return error;
+}
 
 // Sizes that the products of the layers are met at before the first request: what a library looks up or loads
 // for a number of rows, it does then.
 WarmUp warm_up_for(const DeviceInfo& device, int step_tokens, std::function<void(double)> progress) {
   WarmUp warm_up{{std::min(16, step_tokens)}, std::move(progress)};
-  if (!is_card(device)) return warm_up;
+  if (!device.is_card()) return warm_up;
   warm_up.prompts.clear();
   for (int tokens = step_tokens; tokens >= 16; tokens /= 2) warm_up.prompts.push_back(tokens);
   warm_up.prompts.push_back(1);
   return warm_up;
 }
 
-Error too_little_for(const char* what, const EngineConfig& config, Backend& backend) {
+// What found no memory.
+struct Shortage {
+  std::string what;
+  size_t bytes = 0;  // that it takes; 0: not known
+  bool pool = false;
+};
+
+Error too_little_for(const Shortage& lack, const EngineConfig& config, const Backend& backend) {
   const DeviceInfo now = backend.info();
-  return {ErrorCode::kResourceExhausted,
-          fmt::format(
-              "not enough memory for {}: {:.2f} GiB are free{}; lower engine.step_tokens ({}), "
-              "engine.max_sequences ({}), engine.kv_bytes or engine.max_context, or use quantized weights{}",
-              what, gib(now.memory_bytes),
-              is_card(now) ? fmt::format(" of the card's {:.2f}", gib(now.memory_total)) : "",
-              config.step_tokens, config.max_sequences, others_on_card(now)),
-          "step_tokens"};
+  std::string text = "not enough memory for " + lack.what;
+  if (lack.bytes > now.memory_bytes)
+    text += fmt::format(": {:.2f} GiB are short", gib(lack.bytes - now.memory_bytes));
+  text += fmt::format("; {:.2f} GiB are free", gib(now.memory_bytes));
+  if (now.is_card()) text += fmt::format(" of the card's {:.2f}", gib(now.memory_total));
+  text += lack.pool ? "; lower engine.kv_bytes or engine.max_context"
+                    : fmt::format("; lower engine.step_tokens ({}) or engine.max_sequences ({})",
+                                  config.step_tokens, config.max_sequences);
+  // On a card all weights become bf16, whatever the file holds.
+  text += now.is_card() ? ", or use a smaller model or another card (--device cuda:N)"
+                        : ", or use quantized weights";
+  return {ErrorCode::kResourceExhausted, text + others_on_card(now)};
 }
 
 // The card's number in "cuda" or "cuda:N"; nothing else is taken for one.
@@ -94,27 +120,33 @@ std::optional<int> card_number(std::string_view device) {
   return number;
 }
 
-void say(const DeviceInfo& device, int card, const std::string& why) {
+void say(const DeviceInfo& device, int card) {
   LOG(info, "device: cuda:{}, {}{}{}{}", card, device.name, device.state.empty() ? "" : ", ", device.state,
-      why);
+      others_on_card(device));
 }
 
+// A machine without a card, or a build without CUDA, is nothing to worry about; a card that is there and cannot
+// be used is.
 Result<std::unique_ptr<Backend>> first_usable(const CpuOptions& cpu) {
   constexpr int kMostCards = 16;
   std::string why;
+  bool unused = false;
   for (int card = 0; card < kMostCards; ++card) {
     auto made = make_cuda_backend({.device = card});
     if (made) {
-      say((*made)->info(), card, why.empty() ? "" : "; the first card that can be used: " + why);
+      say((*made)->info(), card);
+      if (unused) LOG(warn, "device: the first card that can be used is cuda:{}: {}", card, why);
       return made;
     }
     if (card == 0) why = made.error().message;
+    if (made.error().code == ErrorCode::kNotFound) break;
+    unused = true;
   }
-  // The advice that ends the message is for those who asked for a card.
-  for (const char* advice : {"; use --device cpu", ", or use --device cpu"})
-    why = why.substr(0, why.find(advice));
   auto made = make_cpu_backend(cpu);
-  if (made) LOG(info, "device: the CPU, {}; no card: {}", (*made)->info().name, why);
+  if (made && unused)
+    LOG(warn, "device: the CPU, {}, though a card is here: {}", (*made)->info().name, why);
+  else if (made)
+    LOG(info, "device: the CPU, {}; no card: {}", (*made)->info().name, why);
   return made;
 }
 
@@ -126,30 +158,45 @@ Result<std::unique_ptr<Backend>> make_backend(const std::string& device, const C
   if (device == "ref") return make_ref_backend();
   if (const auto card = card_number(device)) {
     auto made = make_cuda_backend({.device = *card});
-    if (made) say((*made)->info(), *card, "");
+    if (!made) return advised(std::move(made).error());
+    say((*made)->info(), *card);
     return made;
   }
   return Error{ErrorCode::kInvalidArgument,
                fmt::format("unknown device \"{}\"; it is auto, cpu or cuda[:N]", device), "device"};
 }
 
+Result<std::unique_ptr<Backend>> backend_for(const ModelSpec& spec, const EngineConfig& config,
+                                             const std::string& device, const CpuOptions& cpu) {
+  auto made = make_backend(device, cpu);
+  if (!made) return made;
+  Status runs = check_device(**made, spec, settled(config, (*made)->info()));
+  if (runs) return made;
+  // A setting is for its owner to change; a model's shape is nobody's choice.
+  if (device != "auto" || !runs.error().field.empty()) return advised(std::move(runs).error());
+  LOG(warn, "device: the CPU, since the card cannot run this model: {}", runs.error().message);
+  made = make_cpu_backend(cpu);
+  return made;
+}
+
 EngineConfig settled(const EngineConfig& config, const DeviceInfo& device) {
   EngineConfig c = config;
-  if (c.max_sequences == 0) c.max_sequences = is_card(device) ? 256 : 64;
-  if (c.step_tokens == 0) c.step_tokens = is_card(device) ? 2048 : 512;
+  if (c.max_sequences == 0) c.max_sequences = device.is_card() ? 256 : 64;
+  if (c.step_tokens == 0) c.step_tokens = device.is_card() ? 2048 : 512;
   // On a card a step of 128 generating sequences and 512 prompt tokens costs each row about what one of 2,048
   // does, and generated tokens ride along for a quarter of what they cost alone: small steps win
   // (docs/performance.md).
-  if (c.mixed_prompt_tokens == 0 && is_card(device)) c.mixed_prompt_tokens = 640;
+  if (c.mixed_prompt_tokens == 0 && device.is_card()) c.mixed_prompt_tokens = 640;
   return c;
 }
 
 Status check_context(const EngineConfig& config, const ModelSpec& spec, const std::string& path) {
   if (config.max_context <= spec.context) return {};
-  return Error{ErrorCode::kInvalidArgument,
-               fmt::format("max_context (--ctx) of {} tokens is more than the {} that {} was made for; give at "
-                           "most {}",
-                           config.max_context, spec.context, path, spec.context)};
+  return Error{
+      ErrorCode::kInvalidArgument,
+      fmt::format("engine.max_context (--ctx) of {} tokens is more than the {} that {} was made for; give at "
+                  "most {}",
+                  config.max_context, spec.context, path, spec.context)};
 }
 
 KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backend, const DeviceInfo& device) {
@@ -164,7 +211,7 @@ KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backe
   wish.kv_bytes = config.kv_bytes;
   wish.free_bytes = device.memory_bytes;
   wish.max_sequences = config.max_sequences;
-  if (is_card(device))
+  if (device.is_card())
     wish.card = {device.memory_total, device.memory_total - std::min(device.memory_total, device.memory_bytes),
                  device.memory_others, config.gpu_memory_fraction};
   return wish;
@@ -179,6 +226,7 @@ Result<ModelSteps> make_steps(const ModelSpec& spec, const Weights& weights, Bac
   steps.config = settled(wished, device);
   const EngineConfig& config = steps.config;
   if (Status ok = check_config(config); !ok) return std::move(ok).error();
+  if (Status ok = check_device(backend, spec, config); !ok) return advised(std::move(ok).error());
   const LayerGroups groups = layer_groups(spec);
   const int max_tokens = std::max(config.step_tokens, config.max_sequences);  // one for each always fits
   steps.limits = {max_tokens, config.max_sequences, config.graphs && backend.can_record()};
@@ -196,20 +244,25 @@ Result<ModelSteps> make_steps(const ModelSpec& spec, const Weights& weights, Bac
                                builder.staging_elements() * sizeof(int32_t)};
   steps.runner = std::make_unique<ModelRunner>(spec, groups, weights, backend, shape);
   if (!steps.runner->allocated())
-    return too_little_for(fmt::format("the activations of {} tokens", max_tokens).c_str(), config, backend);
-  const auto reserve = [&](int context) {
-    backend.reserve({.max_tokens = max_tokens,
-                     .max_sequences = config.max_sequences,
-                     .max_columns = std::max({spec.hidden, spec.heads * spec.head_dim, spec.ffn}),
-                     .max_heads = spec.heads,
-                     .head_dim = spec.head_dim,
-                     .max_context = context,
-                     .vocab = spec.vocab,
-                     .max_logit_rows = logit_rows,
-                     .kv = geometry});
+    return too_little_for(
+        {fmt::format("the activations of {} tokens", max_tokens), steps.runner->missing_bytes()}, config,
+        backend);
+  const auto reserve = [&](int context) -> Status {
+    Status reserved =
+        backend.reserve({.max_tokens = max_tokens,
+                         .max_sequences = config.max_sequences,
+                         .max_columns = std::max({spec.hidden, spec.heads * spec.head_dim, spec.ffn}),
+                         .max_heads = spec.heads,
+                         .head_dim = spec.head_dim,
+                         .max_context = context,
+                         .vocab = spec.vocab,
+                         .max_logit_rows = logit_rows,
+                         .kv = geometry});
+    if (reserved) return {};
+    return too_little_for({fmt::format("workspaces ({})", reserved.error().message)}, config, backend);
   };
-  if (is_card(device)) {
-    reserve(wish.layout.max_length);
+  if (device.is_card()) {
+    if (Status ok = reserve(wish.layout.max_length); !ok) return std::move(ok).error();
     wish.card = kv_wish(spec, config, backend, backend.info()).card;
   }
   auto sized = size_kv(wish);
@@ -218,9 +271,10 @@ Result<ModelSteps> make_steps(const ModelSpec& spec, const Weights& weights, Bac
   LOG(info, "keys and values: {}", steps.kv.reason);
   const size_t pool_bytes = size_t(steps.kv.blocks) * wish.block_bytes;
   if (!steps.runner->allocate_pool(steps.kv.blocks, wish.block_bytes, geometry))
-    return too_little_for(fmt::format("{:.2f} GiB of keys and values", gib(pool_bytes)).c_str(), config,
-                          backend);
-  if (!is_card(device)) reserve(steps.kv.layout.max_length);
+    return too_little_for({fmt::format("{:.2f} GiB of keys and values", gib(pool_bytes)), pool_bytes, true},
+                          config, backend);
+  if (!device.is_card())
+    if (Status ok = reserve(steps.kv.layout.max_length); !ok) return std::move(ok).error();
   return steps;
 }
 

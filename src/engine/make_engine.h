@@ -34,6 +34,11 @@ struct WarmUp {
 // and why. What this build or machine lacks is an error that says so.
 Result<std::unique_ptr<Backend>> make_backend(const std::string& device, const CpuOptions& cpu);
 
+// The same for a model, before its weights are read. What the device cannot run is an error (kUnsupported) that
+// names it; but with "auto" the CPU takes a model whose shape the card cannot run, and the log warns.
+Result<std::unique_ptr<Backend>> backend_for(const ModelSpec& spec, const EngineConfig& config,
+                                             const std::string& device, const CpuOptions& cpu);
+
 // `config` with what is automatic decided for a device: 64 sequences and steps of 512 tokens on a CPU, 256 and
 // 2048 on a card.
 EngineConfig settled(const EngineConfig& config, const DeviceInfo& device);
@@ -56,7 +61,7 @@ struct ModelSteps {
 };
 
 // Sizes and allocates activations, workspaces and the block pool; what is referenced outlives it. The backend
-// allocates nothing more afterwards.
+// allocates no buffers afterwards.
 Result<ModelSteps> make_steps(const ModelSpec& spec, const Weights& weights, Backend& backend,
                               const EngineConfig& config);
 

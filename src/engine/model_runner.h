@@ -36,6 +36,12 @@ class ModelRunner final : public StepRunner {
   std::byte* host_memory(size_t bytes) override;
 
   size_t activation_bytes() const { return decoder_.activation_bytes(); }
+  // Where not `allocated`: of device memory, what was asked for and not given.
+  size_t missing_bytes() const {
+    const size_t arrays =
+        kStepsInFlight * shape_.staging_bytes + size_t(shape_.max_sequences) * sizeof(int32_t);
+    return decoder_.wanted_bytes() - decoder_.activation_bytes() + arrays;
+  }
   const KvPool& pool() const { return kv_; }
 
  private:

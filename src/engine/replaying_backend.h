@@ -38,7 +38,7 @@ class ReplayingBackend final : public Backend {
   void free(void* data, size_t bytes) override { inner_->free(data, bytes); }
   void copy_in(void* to, const void* from, size_t bytes) override { inner_->copy_in(to, from, bytes); }
   void copy_out(void* to, const void* from, size_t bytes) override { inner_->copy_out(to, from, bytes); }
-  void reserve(const WorkspaceShape& shape) override { inner_->reserve(shape); }
+  Status reserve(const WorkspaceShape& shape) override { return inner_->reserve(shape); }
   DType activation_dtype() const override { return inner_->activation_dtype(); }
   DType kv_dtype() const override { return inner_->kv_dtype(); }
   size_t kv_block_bytes(const KvGeometry& g) const override { return inner_->kv_block_bytes(g); }

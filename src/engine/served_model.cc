@@ -61,7 +61,8 @@ Result<std::unique_ptr<ServedModel>> load_model(const LoadOptions& options, cons
   if (Status fits = check_context(options.engine, model->spec_, options.path); !fits)
     return std::move(fits).error();
 
-  auto backend = make_backend(options.device, options.cpu);  // a wrong device should not cost a load
+  // What the device cannot run should not cost a load.
+  auto backend = backend_for(model->spec_, options.engine, options.device, options.cpu);
   if (!backend) return std::move(backend).error();
   model->backend_ = std::move(*backend);
 

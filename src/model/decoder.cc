@@ -33,9 +33,8 @@ Decoder::Decoder(const ModelSpec& spec, const LayerGroups& groups, const Weights
   const auto bytes = [](const Wish& w) {
     return (size_t(w.rows) * size_t(w.cols) * dtype_size(w.dtype) + kAlign - 1) / kAlign * kAlign;
   };
-  size_t total = 0;
-  for (const Wish& w : wishes) total += bytes(w);
-  arena_ = backend.alloc(total);
+  for (const Wish& w : wishes) wanted_bytes_ += bytes(w);
+  arena_ = backend.alloc(wanted_bytes_);
   auto* at = arena_.as<std::byte>();
   for (const Wish& w : wishes) {
     *w.tensor = {at, w.dtype, w.rows, w.cols, w.cols};

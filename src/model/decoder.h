@@ -31,6 +31,7 @@ class Decoder {
   Tensor logits(const BatchInput& batch, int first, int count);
 
   size_t activation_bytes() const;
+  size_t wanted_bytes() const { return wanted_bytes_; }  // the same, also where they could not be allocated
 
  private:
   void pick_rows(const BatchInput& batch, Tensor& attended, Tensor& hidden, Tensor& normed);
@@ -41,6 +42,7 @@ class Decoder {
   Backend& backend_;
   int max_tokens_;
   int max_logit_rows_;
+  size_t wanted_bytes_ = 0;
   Buffer arena_;
   Tensor hidden_, normed_, qkv_, attended_, gate_up_, gated_, picked_, picked_hidden_, logits_;
 };

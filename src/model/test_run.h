@@ -45,7 +45,7 @@ class TestRun {
     shape.vocab = spec_.vocab;
     shape.max_logit_rows = kLogitRows;
     shape.kv = pool_.geometry;
-    backend_->reserve(shape);
+    CHECK(backend_->reserve(shape).ok());
     pool_.block_bytes = backend_->kv_block_bytes(pool_.geometry);
     memory_ = backend_->alloc_pool(pool_.block_bytes * kBlocks, pool_.geometry);
     CHECK(memory_.data() && staging_.data());

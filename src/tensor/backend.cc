@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "base/bytes.h"
+
 namespace sluice {
 
 Buffer::~Buffer() {
@@ -21,8 +23,7 @@ void Backend::stage(int, std::span<const Upload> uploads, std::span<const Sample
 
 std::string others_on_card(const DeviceInfo& device) {
   if (device.memory_others < size_t{64} << 20) return {};
-  return fmt::format("; {:.1f} GiB are used by other processes on this card",
-                     double(device.memory_others) / double(1u << 30));
+  return fmt::format("; {:.1f} GiB are used by other processes on this card", gib(device.memory_others));
 }
 
 }  // namespace sluice

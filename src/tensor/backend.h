@@ -1,14 +1,18 @@
-// The one interface between the model's words and a device. About twenty virtual functions; each takes one
-// struct.
+// The one interface between the model's words and a device: some forty virtual functions. Fourteen are a step's
+// words (each op takes one struct); about as many are memory and what is asked of a device before the first
+// step; the rest let steps overlap and be replayed, with bodies that serve a device which does neither.
 //
-// Threads: every call is made by one executor thread (the owner of the backend), in step order. On a GPU the
-// calls enqueue work on the compute stream (recorded steps are replayed as one launch); on the CPU they run on
-// a team of threads and return when done. Nothing is allocated inside an op: scratch comes from the workspace
-// made by `reserve`.
+// Threads: one at a time. The thread that loads makes the backend and calls everything up to the first step;
+// from then on the executor's thread makes every call, in step order; whoever drops the engine frees the
+// buffers and the backend at the end, when no step is under way. `info` and `check` may be called by any of
+// them. On a card the ops enqueue work on the compute stream (recorded steps are replayed as one launch); on
+// the CPU they run on a team of threads and return when done. Nothing is allocated inside an op: scratch comes
+// from the workspace made by `reserve`.
 //
-// Numbers: a row's result depends on that row's inputs alone, bit for bit, whatever the other rows are and
-// however many (that is what makes a batched request equal to the same request alone). Every backend keeps to
-// that on the CPU; the CUDA backend keeps to it where `deterministic` is set.
+// Numbers: on the CPU a row's result depends on that row's inputs alone, bit for bit, whatever the other rows
+// are and however many (that is what makes a batched request equal to the same request alone). On a card equal
+// steps give equal bits too, but the number of rows in a step chooses the kernels and how they split their
+// sums, so the last bits of a row may differ from one batch to another.
 //
 // Shape symbols (tensor/README.md): T rows (tokens) in the step, S sequences, R rows whose logits are wanted, C
 // hidden width, H query heads, G key/value heads, D head width, F feed-forward width, V vocabulary, N/K
@@ -195,6 +199,8 @@ struct DeviceInfo {
   size_t memory_total = 0;      // of a card of its own; 0 where memory is shared with everything else
   size_t memory_others = 0;     // of the card, what other programs held when this one began
   std::string state{};          // of the card at start: driver, power, clocks; empty where unknown
+
+  bool is_card() const { return memory_total > 0; }
 };
 
 // For messages: "; 12.3 GiB are used by other processes on this card", or nothing where that is not known to be
@@ -222,6 +228,17 @@ struct DeviceRates {
   double matrix_ops_s = 0;  // of large products of the type that activations have; two a multiply-add
 };
 
+// What a model and the engine's settings ask of a device, as known from a file's header.
+struct DeviceNeeds {
+  int hidden = 0;  // C
+  int ffn = 0;     // F
+  int vocab = 0;   // V
+  int heads = 0, kv_heads = 0, head_dim = 0;
+  int block_tokens = 0;
+  int step_tokens = 0;  // T at most
+  int max_sequences = 0;
+};
+
 // What `reserve` sizes scratch for.
 struct WorkspaceShape {
   int max_tokens = 0;     // T
@@ -241,14 +258,17 @@ class Backend {
 
   // -- Memory. Everything is allocated before the server is ready.
   virtual DeviceInfo info() const = 0;
+  // Whether the kernels can run this; before weights are read. Error (kUnsupported): what they cannot, with
+  // `field` naming the setting where it is one, empty where it is the model's shape.
+  virtual Status check(const DeviceNeeds& needs) const { return {}; }
   // Takes a fraction of a second and some GiB meanwhile; before anything else is allocated.
   virtual DeviceRates measure_rates() { return {}; }
-  virtual Buffer alloc(
-      size_t bytes) = 0;  // zero-filled; CHECKs on failure only after reserve, Result upstream of it
+  virtual Buffer alloc(size_t bytes) = 0;  // zero-filled; empty where there is not so much left
   virtual void free(void* data, size_t bytes) = 0;
   virtual void copy_in(void* device, const void* host, size_t bytes) = 0;
   virtual void copy_out(void* host, const void* device, size_t bytes) = 0;
-  virtual void reserve(const WorkspaceShape& shape) = 0;
+  // Scratch for the ops, after the last `pack`; once. Error (kResourceExhausted): what found no memory.
+  virtual Status reserve(const WorkspaceShape& shape) = 0;
   // The block pool's memory; a device that describes it to its copy engine learns of it here.
   virtual Buffer alloc_pool(size_t bytes, const KvGeometry& geometry) { return alloc(bytes); }
   // Host memory that the device reads and writes by itself (pinned, on a GPU).
@@ -260,8 +280,7 @@ class Backend {
   virtual size_t kv_block_bytes(const KvGeometry& geometry) const = 0;
 
   // Packs rows of the sources, one after the other, into this backend's layout. `row_order` (per source, empty
-  // = as stored) lists which stored row becomes row i. `progress` hears of bytes packed. Called at load, from
-  // one thread.
+  // = as stored) lists which stored row becomes row i. Called at load, from one thread.
   struct PackSource {
     const RowSource* rows = nullptr;
     std::span<const int32_t> row_order;
@@ -319,8 +338,9 @@ struct CudaOptions {
 std::unique_ptr<Backend> make_ref_backend();  // float32, one thread, obvious: the judge
 Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuOptions& options);
 
-// CUDA. The driver is found at run time; without one, or with a card that is not sm_90, an Error says what is
-// missing (and a build without CUDA says that).
+// CUDA. The driver is found at run time. Errors give the cause alone, without advice: kNotFound where this
+// build has no CUDA, or the machine no driver or no card of that number; else a card is there and cannot be
+// used (not sm_90, full, held by another).
 Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options);
 
 }  // namespace sluice

@@ -4,8 +4,7 @@
 namespace sluice {
 
 Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions&) {
-  return Error{ErrorCode::kUnsupported,
-               "this build has no CUDA backend (nvcc was not found when it was built); use --device cpu",
+  return Error{ErrorCode::kNotFound, "this build has no CUDA backend (nvcc was not found when it was built)",
                "device"};
 }
 

@@ -46,7 +46,7 @@ class CpuBackend final : public Backend {
   void free(void* data, size_t bytes) override { release(data, bytes); }
   void copy_in(void* device, const void* host, size_t bytes) override { std::memcpy(device, host, bytes); }
   void copy_out(void* host, const void* device, size_t bytes) override { std::memcpy(host, device, bytes); }
-  void reserve(const WorkspaceShape& shape) override;
+  Status reserve(const WorkspaceShape& shape) override;
 
   DType activation_dtype() const override { return DType::f32; }
   DType kv_dtype() const override { return DType::f16; }
@@ -102,7 +102,7 @@ class CpuBackend final : public Backend {
   std::vector<sampling::SliceStats> slices_;  // [R, slices]
 };
 
-void CpuBackend::reserve(const WorkspaceShape& s) {
+Status CpuBackend::reserve(const WorkspaceShape& s) {
   attention_.reserve(s.max_tokens, s.max_heads, s.head_dim, s.max_context);
   angles_.reserve(s.max_tokens, s.head_dim);
   linear_scratch_ = alloc(linear_scratch_bytes(isa_, s.max_tokens, s.max_columns));
@@ -110,6 +110,7 @@ void CpuBackend::reserve(const WorkspaceShape& s) {
   for (sampling::Scratch& scratch : samplers_) scratch.reserve(s.vocab);
   slices_.resize(size_t(s.max_tokens) * size_t(sampling::slice_count(s.vocab)));
   reserved_ = true;
+  return {};
 }
 
 void CpuBackend::embed(const EmbedArgs& a) {

@@ -23,6 +23,7 @@
 #include "tensor/cuda/kv_layout.h"
 #include "tensor/cuda/linear/linear.h"
 #include "tensor/cuda/load/weight_loader.h"
+#include "tensor/cuda/needs.h"
 #include "tensor/cuda/rows/rows.h"
 #include "tensor/cuda/sampling/sampler.h"
 
@@ -39,6 +40,7 @@ class CudaBackend final : public Backend {
   ~CudaBackend() override;
   Status open();
 
+  Status check(const DeviceNeeds& needs) const override { return check_needs(needs); }
   DeviceInfo info() const override;
   DeviceRates measure_rates() override;
   Buffer alloc(size_t bytes) override;
@@ -46,7 +48,7 @@ class CudaBackend final : public Backend {
   void free(void* data, size_t bytes) override;
   void copy_in(void* device, const void* host, size_t bytes) override;
   void copy_out(void* host, const void* device, size_t bytes) override;
-  void reserve(const WorkspaceShape& shape) override;
+  Status reserve(const WorkspaceShape& shape) override;
 
   DType activation_dtype() const override { return DType::bf16; }
   DType kv_dtype() const override { return DType::bf16; }
@@ -85,6 +87,9 @@ class CudaBackend final : public Backend {
   bool replay(int key) override;
 
  private:
+  // The current card is a property of the thread, and a server loads in one, runs in another and ends in a
+  // third.
+  void use_card() const { CUDA_CHECK(cudaSetDevice(device_)); }
   Buffer allocate(size_t bytes);
 
   // Times of a step. There are more than steps in flight, so that the end of the step before is still known
@@ -114,7 +119,7 @@ class CudaBackend final : public Backend {
 };
 
 Status CudaBackend::open() {
-  CUDA_CHECK(cudaSetDevice(device_));
+  use_card();
   CUDA_CHECK(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking));
   CUDA_CHECK(cudaStreamCreateWithFlags(&copy_stream_, cudaStreamNonBlocking));
   for (cudaEvent_t& e : staged_) CUDA_CHECK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
@@ -132,6 +137,7 @@ Status CudaBackend::open() {
 
 CudaBackend::~CudaBackend() {
   if (!context_.stream) return;
+  cudaSetDevice(device_);
   cudaStreamSynchronize(context_.stream);
   for (auto& [key, exec] : recorded_) cudaGraphExecDestroy(exec);
   // These own buffers of this backend, which free() still serves here.
@@ -146,6 +152,7 @@ CudaBackend::~CudaBackend() {
 }
 
 DeviceInfo CudaBackend::info() const {
+  use_card();
   cudaDeviceProp p;
   CUDA_CHECK(cudaGetDeviceProperties(&p, device_));
   DeviceInfo info;
@@ -195,6 +202,7 @@ Buffer CudaBackend::alloc(size_t bytes) {
 
 Buffer CudaBackend::allocate(size_t bytes) {
   if (bytes == 0) return {};
+  use_card();
   void* p = nullptr;
   if (cudaMalloc(&p, bytes) != cudaSuccess) {
     cudaGetLastError();  // an answer, not an error state
@@ -207,6 +215,7 @@ Buffer CudaBackend::allocate(size_t bytes) {
 
 Buffer CudaBackend::alloc_host(size_t bytes) {
   if (bytes == 0) return {};
+  use_card();
   void* p = nullptr;
   if (cudaHostAlloc(&p, bytes, cudaHostAllocPortable) != cudaSuccess) {
     cudaGetLastError();
@@ -218,6 +227,7 @@ Buffer CudaBackend::alloc_host(size_t bytes) {
 }
 
 void CudaBackend::free(void* data, size_t) {
+  use_card();
   if (pinned_.erase(data))
     CUDA_CHECK(cudaFreeHost(data));
   else
@@ -225,10 +235,12 @@ void CudaBackend::free(void* data, size_t) {
 }
 
 void CudaBackend::copy_in(void* device, const void* host, size_t bytes) {
+  use_card();
   CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, context_.stream));
   CUDA_CHECK(cudaStreamSynchronize(context_.stream));
 }
 void CudaBackend::copy_out(void* host, const void* device, size_t bytes) {
+  use_card();
   CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, context_.stream));
   CUDA_CHECK(cudaStreamSynchronize(context_.stream));
 }
@@ -241,21 +253,25 @@ Buffer CudaBackend::alloc_pool(size_t bytes, const KvGeometry& geometry) {
 }
 
 Result<Weight> CudaBackend::pack(std::span<const PackSource> sources) {
+  use_card();
   auto weight = loader_->pack(sources);
   if (weight) linear_->prepare(*weight);
   return weight;
 }
 
-void CudaBackend::reserve(const WorkspaceShape& shape) {
+Status CudaBackend::reserve(const WorkspaceShape& shape) {
+  use_card();
   loader_->finish();
   linear_->tune(shape);
-  attention_->reserve(shape, context_, *this);
-  sampler_->reserve(shape, context_, *this);
+  if (Status reserved = attention_->reserve(shape, context_, *this); !reserved) return reserved;
+  if (Status reserved = sampler_->reserve(shape, context_, *this); !reserved) return reserved;
   reserved_ = true;
+  return {};
 }
 
 void CudaBackend::copy_blocks(std::byte* pool, size_t bytes,
                               std::span<const std::pair<int32_t, int32_t>> from_to) {
+  use_card();
   for (auto [from, to] : from_to)
     CUDA_CHECK(cudaMemcpyAsync(pool + size_t(to) * bytes, pool + size_t(from) * bytes, bytes,
                                cudaMemcpyDeviceToDevice, context_.stream));
@@ -264,7 +280,7 @@ void CudaBackend::copy_blocks(std::byte* pool, size_t bytes,
 void CudaBackend::stage(int slot, std::span<const Upload> uploads, std::span<const SampleRow> rows,
                         int padded_rows) {
   CHECK(slot >= 0 && slot < kSlots);
-  CUDA_CHECK(cudaSetDevice(device_));  // a property of the thread, and this is the first call of a step
+  use_card();  // the first call of a step
   for (const Upload& u : uploads) {
     if (u.rows == 1)
       CUDA_CHECK(cudaMemcpyAsync(u.device, u.host, u.row_bytes, cudaMemcpyHostToDevice, copy_stream_));
@@ -335,40 +351,45 @@ bool CudaBackend::replay(int key) {
 }  // namespace cuda
 
 Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options) {
+  const auto absent = [](std::string why) { return Error{ErrorCode::kNotFound, std::move(why), "device"}; };
   const auto unusable = [](std::string why) {
     return Error{ErrorCode::kUnsupported, std::move(why), "device"};
   };
-  constexpr int kDriver = 13000;  // what the runtime that is linked in needs
+  constexpr int kDriver = CUDART_VERSION / 1000 * 1000;  // of a major version, any driver runs any runtime
   int driver = 0, count = 0;
   if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
-    return unusable("no NVIDIA driver is installed here; use --device cpu");
+    return absent("no NVIDIA driver is installed here");
   if (driver < kDriver)
     return unusable(
-        fmt::format("the NVIDIA driver supports CUDA {}.{}, but this program needs {}.{}: update the driver, "
-                    "or use --device cpu",
+        fmt::format("the NVIDIA driver supports CUDA {}.{}, but this program needs {}.{}: update the "
+                    "driver",
                     driver / 1000, driver % 1000 / 10, kDriver / 1000, kDriver % 1000 / 10));
-  if (const cudaError_t e = cudaGetDeviceCount(&count); e != cudaSuccess || count == 0)
-    return unusable(
-        fmt::format("the NVIDIA driver shows no card ({}); use --device cpu", cudaGetErrorString(e)));
+  if (const cudaError_t e = cudaGetDeviceCount(&count); e == cudaErrorNoDevice || (e == cudaSuccess && !count))
+    return absent("the NVIDIA driver shows no card");
+  else if (e != cudaSuccess)
+    return unusable(fmt::format("the NVIDIA driver names no card ({})", cudaGetErrorString(e)));
   if (options.device < 0 || options.device >= count)
-    return unusable(fmt::format("there is no cuda:{}: this machine has {} card{}, cuda:0{}", options.device,
-                                count, count == 1 ? "" : "s",
-                                count == 1 ? "" : fmt::format(" to cuda:{}", count - 1)));
+    return absent(fmt::format("there is no cuda:{}: this machine has {} card{}, cuda:0{}", options.device,
+                              count, count == 1 ? "" : "s",
+                              count == 1 ? "" : fmt::format(" to cuda:{}", count - 1)));
   cudaDeviceProp p;
   if (const cudaError_t e = cudaGetDeviceProperties(&p, options.device); e != cudaSuccess)
     return unusable(fmt::format("cuda:{} does not answer ({})", options.device, cudaGetErrorString(e)));
   if (p.major != 9)
-    return unusable(
-        fmt::format("cuda:{} is a {} (sm_{}{}); the kernels are made for Hopper (sm_90); use --device cpu",
-                    options.device, p.name, p.major, p.minor));
+    return unusable(fmt::format("cuda:{} is a {} (sm_{}{}); the kernels are made for Hopper (sm_90)",
+                                options.device, p.name, p.major, p.minor));
   char bus_id[32] = {};
   cudaDeviceGetPCIBusId(bus_id, sizeof bus_id, options.device);
   auto before = cuda::card_state(bus_id);
+  DeviceInfo others;
+  if (before) others.memory_others = before->used_bytes;
+  const auto refused = [&](cudaError_t e, const char* why) {
+    return unusable(fmt::format("cuda:{} cannot be used ({}){}{}", options.device, cudaGetErrorString(e), why,
+                                others_on_card(others)));
+  };
   if (const cudaError_t e = cudaSetDevice(options.device); e != cudaSuccess)
-    return unusable(fmt::format("cuda:{} cannot be used ({}): is another program holding it exclusively?",
-                                options.device, cudaGetErrorString(e)));
-  if (const cudaError_t e = cudaFree(nullptr); e != cudaSuccess)
-    return unusable(fmt::format("cuda:{} cannot be used ({})", options.device, cudaGetErrorString(e)));
+    return refused(e, e == cudaErrorMemoryAllocation ? "" : ": is another program holding it exclusively?");
+  if (const cudaError_t e = cudaFree(nullptr); e != cudaSuccess) return refused(e, "");
   auto backend = std::make_unique<cuda::CudaBackend>(options.device, std::move(before));
   if (Status opened = backend->open(); !opened) return std::move(opened).error();
   return std::unique_ptr<Backend>(std::move(backend));

@@ -120,7 +120,7 @@ class RefBackend final : public Backend {
   void free(void* data, size_t) override { std::free(data); }
   void copy_in(void* device, const void* host, size_t bytes) override { std::memcpy(device, host, bytes); }
   void copy_out(void* host, const void* device, size_t bytes) override { std::memcpy(host, device, bytes); }
-  void reserve(const WorkspaceShape&) override {}
+  Status reserve(const WorkspaceShape&) override { return {}; }
   DType activation_dtype() const override { return DType::f32; }
   DType kv_dtype() const override { return DType::f32; }
   size_t kv_block_bytes(const KvGeometry& g) const override {

@@ -30,7 +30,7 @@ class HostMemory : public Backend {
   void free(void* data, size_t) override { std::free(data); }
   void copy_in(void*, const void*, size_t) override { std::abort(); }
   void copy_out(void*, const void*, size_t) override { std::abort(); }
-  void reserve(const WorkspaceShape&) override { std::abort(); }
+  Status reserve(const WorkspaceShape&) override { std::abort(); }
   DType activation_dtype() const override { return DType::f32; }
   DType kv_dtype() const override { return DType::f16; }
   size_t kv_block_bytes(const KvGeometry&) const override { return 0; }

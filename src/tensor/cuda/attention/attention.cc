@@ -1,8 +1,11 @@
 #include "tensor/cuda/attention/attention.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 
+#include "base/bytes.h"
 #include "base/check.h"
 #include "tensor/cuda/attention/decode.h"
 #include "tensor/cuda/attention/plan.h"
@@ -19,7 +22,7 @@ constexpr int kLeastTileRows = 16;  // of prefill: what the list of tiles is siz
 class PagedAttention final : public Attention {
  public:
   void bind_pool(std::byte* pool, size_t bytes, const KvGeometry& geometry) override;
-  void reserve(const WorkspaceShape& shape, const Context& context, Backend& backend) override;
+  Status reserve(const WorkspaceShape& shape, const Context& context, Backend& backend) override;
   void begin_step(const BatchInput& batch, const KvGeometry& geometry, int heads) override;
   void run(const AttentionArgs& a) override;
 
@@ -64,7 +67,7 @@ class Carver {
   size_t bytes_ = 0;
 };
 
-void PagedAttention::reserve(const WorkspaceShape& shape, const Context& context, Backend& backend) {
+Status PagedAttention::reserve(const WorkspaceShape& shape, const Context& context, Backend& backend) {
   CHECK(shape.max_sequences <= kMaxSequences, "more sequences in a step than attention plans for");
   context_ = &context;
   heads_ = shape.max_heads;
@@ -85,7 +88,10 @@ void PagedAttention::reserve(const WorkspaceShape& shape, const Context& context
       plan.add<PrefillItem>(size_t(shape.max_tokens / kLeastTileRows + shape.max_sequences + 1));
   plan_memory_ = backend.alloc(plan.bytes());
   scratch_memory_ = backend.alloc(decode_scratch_bytes(geometry_, heads_, ctas));
-  CHECK(plan_memory_.data() && scratch_memory_.data(), "no device memory is left for attention's scratch");
+  if (!plan_memory_.data() || !scratch_memory_.data())
+    return Error{ErrorCode::kResourceExhausted,
+                 fmt::format("attention's scratch of {:.2f} GiB",
+                             gib(plan.bytes() + decode_scratch_bytes(geometry_, heads_, ctas)))};
 
   std::byte* const p = plan_memory_.as<std::byte>();
   for (size_t i = 0; i < kMaxWindows; ++i)
@@ -96,6 +102,7 @@ void PagedAttention::reserve(const WorkspaceShape& shape, const Context& context
   CUDA_CHECK(
       cudaMemset(pieces_, 0xff, scratch_memory_.bytes()));  // after the zeros of alloc, on whatever stream
   CUDA_CHECK(cudaDeviceSynchronize());
+  return {};
 }
 
 void PagedAttention::begin_step(const BatchInput& batch, const KvGeometry& geometry, int heads) {

@@ -15,8 +15,8 @@ class Attention {
  public:
   virtual ~Attention() = default;
   // First: scratch from the backend (plans for max_sequences, partial results of decode) for a pool of
-  // shape.kv.
-  virtual void reserve(const WorkspaceShape& shape, const Context& context, Backend& backend) = 0;
+  // shape.kv. Error (kResourceExhausted): no memory is left for it.
+  virtual Status reserve(const WorkspaceShape& shape, const Context& context, Backend& backend) = 0;
   // The pool that KvLayer::pool will point to; tensor maps are made for it here. After reserve,
   // before the first step, not in a capture.
   virtual void bind_pool(std::byte* pool, size_t bytes, const KvGeometry& geometry) = 0;

@@ -192,7 +192,8 @@ struct Decoder {
   void enqueue(const Step& s, const OnCard& card) const {
     make_plans(test::context(), card.batch, s.c.kv_heads, std::span(&plan, 1), {}, 0);
     decode(test::context(), card.args(s), plan, pieces.as<PieceColumn>(), ReadAhead::nothing);
-    decode(test::context(), card.args(s), plan, pieces.as<PieceColumn>(), ReadAhead::cache);  // as the next layer
+    decode(test::context(), card.args(s), plan, pieces.as<PieceColumn>(),
+           ReadAhead::cache);  // as the next layer
   }
 };
 
@@ -251,7 +252,7 @@ void expect_right_together(const Case& c, uint32_t seed = 1) {
   shape.max_sequences = int(c.lengths.size());
   shape.max_heads = c.heads;
   shape.head_dim = c.head_dim;
-  attention->reserve(shape, test::context(), memory);
+  ASSERT_TRUE(attention->reserve(shape, test::context(), memory).ok());
   attention->bind_pool(card.pool.as<std::byte>(), card.pool.bytes(), card.geometry);
   const auto run = [&] {
     attention->begin_step(card.batch, card.geometry, c.heads);

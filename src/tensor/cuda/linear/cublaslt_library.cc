@@ -81,7 +81,7 @@ Result<CublasLtLibrary> open() {
   return unusable(
       fmt::format("{} (cuBLASLt of CUDA 13) is not on the loader's path, nor in {}: install the CUDA 13 "
                   "toolkit or pip's nvidia-cublas, and put its folder into LD_LIBRARY_PATH if it lies "
-                  "elsewhere; or use --device cpu",
+                  "elsewhere",
                   kName, fmt::join(kFolders, ", ")));
 }
 

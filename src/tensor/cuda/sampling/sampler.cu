@@ -235,7 +235,7 @@ struct Staging {
 
 class ClusterSampler final : public Sampler {
  public:
-  void reserve(const WorkspaceShape& shape, const Context& context, Backend& backend) override;
+  Status reserve(const WorkspaceShape& shape, const Context& context, Backend& backend) override;
   void stage(int slot, std::span<const SampleRow> rows, int padded_rows, cudaStream_t copy_stream) override;
   void run(const SampleArgs& a) override;
 
@@ -254,7 +254,7 @@ class ClusterSampler final : public Sampler {
   size_t shared_bytes_ = 0;
 };
 
-void ClusterSampler::reserve(const WorkspaceShape& shape, const Context& context, Backend& backend) {
+Status ClusterSampler::reserve(const WorkspaceShape& shape, const Context& context, Backend& backend) {
   context_ = context;
   vocab_ = shape.vocab;
   max_rows_ = shape.max_logit_rows;
@@ -281,8 +281,11 @@ void ClusterSampler::reserve(const WorkspaceShape& shape, const Context& context
   for (Staging& s : slots_) {
     s.host = backend.alloc_host(size_t(capacity_) * 4);
     s.device = backend.alloc(size_t(capacity_) * 4);
-    CHECK(s.host.data() && s.device.data(), "no memory for the staging of sampling");
+    if (!s.host.data() || !s.device.data())
+      return Error{ErrorCode::kResourceExhausted, std::string("sampling's staging, ") +
+                                                      (s.host.data() ? "on the card" : "pinned on the host")};
   }
+  return {};
 }
 
 uint32_t ClusterSampler::append(Staging& to, const void* words, size_t count) const {

@@ -16,9 +16,10 @@ class Sampler {
   // Of `shape`: vocab, max_logit_rows (of one run), max_tokens (rows of one step), max_sequences and
   // max_context. Per slot, what the wishes of a step may point to: per sequence one mask and kListWords words
   // of biases and bans, and histories of max_sequences * max_context ids (at most kMaxHistoryWords, more than
-  // any cache on one card holds), all from one pool. `stage` CHECKs it.
+  // any cache on one card holds), all from one pool. `stage` CHECKs it. Error
+  // (kResourceExhausted): no memory is left for it.
   static constexpr uint64_t kListWords = 4096, kMaxHistoryWords = uint64_t(64) << 20;
-  virtual void reserve(const WorkspaceShape& shape, const Context& context, Backend& backend) = 0;
+  virtual Status reserve(const WorkspaceShape& shape, const Context& context, Backend& backend) = 0;
   // Host: flattens the wishes into pinned memory of `slot` and enqueues their upload on `copy_stream`. Rows up
   // to padded_rows want nothing.
   virtual void stage(int slot, std::span<const SampleRow> rows, int padded_rows, cudaStream_t copy_stream) = 0;

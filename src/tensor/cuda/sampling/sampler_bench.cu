@@ -82,7 +82,7 @@ int run(bool short_run) {
                          .max_context = 4096,
                          .vocab = vocab,
                          .max_logit_rows = kRows};
-    sampler->reserve(shape, context(), backend);
+    if (!sampler->reserve(shape, context(), backend).ok()) return 1;
     for (float sigma : {1.0f, 4.0f}) {
       fill_normal<<<1024, 256, 0, context().stream>>>(logits.as<float>(), elements, sigma);
       wait();

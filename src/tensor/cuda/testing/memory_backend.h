@@ -41,7 +41,7 @@ class MemoryBackend final : public Backend {
   DType activation_dtype() const override { return DType::bf16; }
   DType kv_dtype() const override { return DType::bf16; }
 
-  void reserve(const WorkspaceShape&) override { no_op(); }
+  Status reserve(const WorkspaceShape&) override { no_op(); }
   size_t kv_block_bytes(const KvGeometry&) const override { no_op(); }
   Result<Weight> pack(std::span<const PackSource>) override { no_op(); }
   void begin_step(const BatchInput&, const KvGeometry&, int) override { no_op(); }
