@@ -36,7 +36,8 @@ class CudaLinear final : public Linear {
     CHECK(a.x.stride >= a.x.cols && a.out.stride >= a.out.cols);
     const LinearChoice choice =
         choose_linear({a.x.rows, a.w.rows, a.w.cols, a.out.dtype}, context_.multiprocessors);
-    if (choice.way == LinearChoice::Way::cublaslt || !stream_gemm_supports(a))
+    if (choice.way == LinearChoice::Way::cublaslt || !stream_gemm_supports(choice.stream) ||
+        !stream_gemm_supports(a))
       return cublas_->run({a.x, a.w.parts[0].data.data(), a.bias, a.out});
     stream_gemm(context_, a, a.w.parts[0].data.data(), choice.stream, stream_workspace_.data());
   }
