@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 
 #include <array>
-#include <cstdio>
 #include <memory>
 
 namespace sluice::cuda {
@@ -16,8 +15,8 @@ struct MemoryV2 {
   unsigned long long total, reserved, free, used;
 };
 constexpr unsigned kMemoryV2 = sizeof(MemoryV2) | 2u << 24;
-constexpr int kSuccess = 0, kSmClock = 1, kMemoryClock = 2, kTemperatureOfChip = 0;
-constexpr unsigned kVersionLength = 80, kNameLength = 96;
+constexpr int kSuccess = 0, kSmClock = 1, kTemperatureOfChip = 0;
+constexpr unsigned kVersionLength = 80;
 
 struct Close {
   void operator()(void* library) const { dlclose(library); }
@@ -55,11 +54,8 @@ std::optional<CardState> card_state(const char* pci_bus_id) {
     return {};
   CardState state;
   std::array<char, kVersionLength> driver{};
-  std::array<char, kNameLength> name{};
   if (nvml.call<int(char*, unsigned)>("nvmlSystemGetDriverVersion", driver.data(), kVersionLength) == kSuccess)
     state.driver = driver.data();
-  if (nvml.call<int(Device, char*, unsigned)>("nvmlDeviceGetName", card, name.data(), kNameLength) == kSuccess)
-    state.name = name.data();
 
   const auto number = [&](const char* what) {
     unsigned value = 0;
@@ -73,24 +69,26 @@ std::optional<CardState> card_state(const char* pci_bus_id) {
   state.power_limit_w = number("nvmlDeviceGetEnforcedPowerLimit") / 1000;
   state.clock_mhz = number_of("nvmlDeviceGetClockInfo", kSmClock);
   state.most_clock_mhz = number_of("nvmlDeviceGetMaxClockInfo", kSmClock);
-  state.memory_clock_mhz = number_of("nvmlDeviceGetClockInfo", kMemoryClock);
   state.temperature_c = number_of("nvmlDeviceGetTemperature", kTemperatureOfChip);
 
   MemoryV2 memory{};
   memory.version = kMemoryV2;
-  if (nvml.call<int(Device, MemoryV2*)>("nvmlDeviceGetMemoryInfo_v2", card, &memory) == kSuccess) {
+  if (nvml.call<int(Device, MemoryV2*)>("nvmlDeviceGetMemoryInfo_v2", card, &memory) == kSuccess)
     state.used_bytes = memory.used;
-    state.reserved_bytes = memory.reserved;
-    state.total_bytes = memory.total;
-  }
   return state;
 }
 
 std::string describe(const CardState& state) {
-  std::array<char, 160> text{};
-  std::snprintf(text.data(), text.size(), "driver %s, %d of %d W, %d of %d MHz, %d °C", state.driver.c_str(),
-                state.power_w, state.power_limit_w, state.clock_mhz, state.most_clock_mhz, state.temperature_c);
-  return text.data();
+  std::string text;
+  const auto add = [&](const std::string& what) { text += (text.empty() ? "" : ", ") + what; };
+  const auto of = [](int now, int most, const char* unit) {
+    return std::to_string(now) + (most > 0 ? " of " + std::to_string(most) : "") + unit;
+  };
+  if (!state.driver.empty()) add("driver " + state.driver);
+  if (state.power_w > 0) add(of(state.power_w, state.power_limit_w, " W"));
+  if (state.clock_mhz > 0) add(of(state.clock_mhz, state.most_clock_mhz, " MHz"));
+  if (state.temperature_c > 0) add(std::to_string(state.temperature_c) + " °C");
+  return text;
 }
 
 }  // namespace sluice::cuda
