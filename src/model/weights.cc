@@ -25,7 +25,8 @@ class Loader {
     w.final_norm = vector({"output_norm.weight"});
     if (!spec_.tied_head) w.head = matrix({"output.weight"});
     w.inv_freq = frequencies(spec_.rope);
-    if (spec_.has_local_rope) w.local_inv_freq = upload(spec_.local_rope.inverse_frequencies(spec_.head_dim));
+    if (spec_.has_local_rope)
+      w.local_inv_freq = upload(spec_.local_rope.inverse_frequencies(spec_.head_dim), "local rotation");
     if (!ok()) return *error_;
     return w;
   }
@@ -100,7 +101,7 @@ class Loader {
         values.push_back(order.empty() ? stored[i] : stored[size_t(order[i])]);
     }
     advance(values.size());
-    return upload(values);
+    return upload(values, slot(*names.begin()));
   }
 
   // Llama 3's scaling comes as divisors in GGUF files.
@@ -113,11 +114,18 @@ class Loader {
       decode_f32(*divisors, 0, scratch, by.data());
       for (size_t i = 0; i < values.size(); i++) values[i] /= by[i];
     }
-    return upload(values);
+    return upload(values, "rotation");
   }
 
-  Buffer upload(const std::vector<float>& values) {
+  Buffer upload(const std::vector<float>& values, const std::string& slot) {
     Buffer buffer = backend_.alloc(values.size() * sizeof(float));
+    if (!buffer.data()) {
+      if (ok())
+        error_ = Error{ErrorCode::kResourceExhausted,
+                       fmt::format("{}: {}: the device is full; use a smaller model or another device",
+                                   checkpoint_.path(), shown(slot))};
+      return {};
+    }
     backend_.copy_in(buffer.data(), values.data(), values.size() * sizeof(float));
     return buffer;
   }
