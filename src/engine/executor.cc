@@ -20,7 +20,8 @@ void pause_between_looks(uint32_t looks) {
 
 }  // namespace
 
-Executor::Executor(StepRunner& runner, Bell& finished_bell) : runner_(runner), finished_bell_(finished_bell) {
+Executor::Executor(StepRunner& runner, Bell& finished_bell, TimeNs patience)
+    : runner_(runner), finished_bell_(finished_bell), patience_(patience) {
   int slot = 0;
   for (Step& step : steps_) {
     step.slot = slot++;
@@ -59,14 +60,19 @@ void Executor::recycle(Step* step) { CHECK(free_.push(step)); }
 void Executor::run() {
   pthread_setname_np(pthread_self(), "sluice-executor");
   idle_since_ = now_ns();
+  TimeNs quiet_since = 0;  // while steps are under way: when one was last launched or ended
   for (uint32_t looks = 0;;) {
     const uint32_t heard = prepared_bell_.count();
     const bool launched = launch_prepared();  // first: a device that runs dry waits for it
     const bool finished = take_finished();
     if (launched || finished) {
       looks = 0;
+      quiet_since = now_ns();
     } else if (launched_.load() != ended_.load()) {
       pause_between_looks(++looks);
+      // Nothing can be taken back from a device that has stopped: the process ends, with the steps under way.
+      if (looks % kLooksPerYield == 0 && now_ns() - quiet_since > patience_)
+        check_failed("a step ends", __FILE__, __LINE__, "the device does not answer");
     } else {
       if (quit_.load()) return;
       prepared_bell_.wait(heard);

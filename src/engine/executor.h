@@ -4,7 +4,8 @@
 // A device that works behind the host is given the next step while one runs, so that it never waits for the
 // plan. While steps are under way the thread looks in turn for a prepared one and for the end of the oldest: it
 // spins, since a wake-up costs more than a look and comes out of every step. With nothing under way it sleeps.
-// A device whose launch does the work (the CPU) is done at once, so there it never spins.
+// A device whose launch does the work (the CPU) is done at once, so there it never spins. A device that for a
+// minute ends nothing hangs, and the process ends (check.h) with the records of the steps under way.
 #pragma once
 
 #include <array>
@@ -19,8 +20,10 @@ namespace sluice {
 
 class Executor {
  public:
+  static constexpr TimeNs kPatience = 60'000'000'000;  // far beyond any step; tests have less
+
   // `finished_bell` is rung when a step is done. The steps' arrays are sized by the caller (steps()).
-  Executor(StepRunner& runner, Bell& finished_bell);
+  Executor(StepRunner& runner, Bell& finished_bell, TimeNs patience = kPatience);
   ~Executor();  // runs what was launched, then joins
   std::array<Step, kStepsInFlight>& steps() { return steps_; }
 
@@ -51,6 +54,7 @@ class Executor {
 
   StepRunner& runner_;
   Bell& finished_bell_;
+  const TimeNs patience_;
   std::array<Step, kStepsInFlight> steps_;
   SpscRing<Step*> prepared_{kStepsInFlight};
   SpscRing<Step*> done_{kStepsInFlight};

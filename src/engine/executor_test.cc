@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <csignal>
+
 #include "engine/fake_runner.h"
 
 namespace sluice {
@@ -12,8 +14,9 @@ using Device = FakeRunner::Device;
 
 // Steps without tokens: what matters here is when they are launched and when they are done.
 struct Bench {
-  explicit Bench(Device device)
-      : runner({.block_tokens = 4, .windows = {0}, .max_length = 8}, 4, 1, 10, device) {}
+  explicit Bench(Device device, TimeNs patience = Executor::kPatience)
+      : runner({.block_tokens = 4, .windows = {0}, .max_length = 8}, 4, 1, 10, device),
+        executor(runner, bell, patience) {}
   ~Bench() { runner.let_go(); }
 
   Step* launch(int64_t number = 0) {
@@ -36,7 +39,7 @@ struct Bench {
 
   Bell bell;
   FakeRunner runner;
-  Executor executor{runner, bell};
+  Executor executor;
 };
 
 TEST(Executor, TheNextStepIsLaunchedBeforeTheOneUnderWayIsDone) {
@@ -124,6 +127,17 @@ TEST(Executor, TheDevicesClockIsTaken) {
   EXPECT_EQ(step->record.execute_ns, 70);
   EXPECT_EQ(step->record.idle_ns, 8);
   EXPECT_EQ(step->record.graph, GraphUse::hit);
+}
+
+TEST(Executor, ADeviceThatNeverEndsAStepEndsTheProcess) {
+  EXPECT_EXIT(
+      {
+        Bench b(Device::behind_the_host, 1'000'000);
+        b.runner.hold();
+        b.launch(5);
+        b.await_finished();
+      },
+      testing::KilledBySignal(SIGABRT), "a step ends.*the device does not answer");
 }
 
 TEST(Executor, StepsUnderWayCanBeShown) {
