@@ -4,13 +4,11 @@
 
 #include <algorithm>
 
+#include "base/bytes.h"
 #include "tensor/backend.h"
 
 namespace sluice {
 namespace {
-
-double mib(size_t bytes) { return double(bytes) / 1048576.0; }
-double gib(size_t bytes) { return double(bytes) / 1073741824.0; }
 
 // The longest context, in whole blocks, that fits `blocks`; peak_blocks rises with length.
 int longest_context(const KvLayout& layout, size_t blocks) {
@@ -49,11 +47,12 @@ Error card_too_small(const CardMemory& card, int least, size_t needed) {
       ErrorCode::kResourceExhausted,
       fmt::format(
           "the card is {:.2f} GiB short: keys and values for a context of {} tokens take {:.2f} GiB; of "
-          "{:.1f} GiB, {:.2f} are in use by weights and activations{}, and gpu.memory_fraction {} allows "
-          "{:.2f} in all. Raise gpu.memory_fraction, lower engine.step_tokens, engine.max_sequences or "
-          "engine.max_context, or use quantized weights{}",
+          "{:.1f} GiB, {:.2f} are in use by weights, activations and workspaces{}, and gpu.memory_fraction {} "
+          "allows {:.2f} in all. {}ower engine.step_tokens, engine.max_sequences or engine.max_context, or use "
+          "a smaller model or another card (--device cuda:N){}",
           gib(card.used + needed - card.allowed()), least, gib(needed), gib(card.total), gib(card.used),
-          card.others ? " and other programs" : "", card.fraction, gib(card.allowed()), others_on_card(device)),
+          card.others ? " and other programs" : "", card.fraction, gib(card.allowed()),
+          card.allowed() < card.most() ? "Raise gpu.memory_fraction, l" : "L", others_on_card(device)),
       "gpu.memory_fraction"};
 }
 
@@ -70,7 +69,7 @@ Error too_small(const KvWish& wish) {
                             : fmt::format(" ({:.1f} MiB are free, half of it may be used): use a smaller "
                                           "model or free some memory",
                                           mib(wish.free_bytes))),
-          "kv_bytes"};
+          "engine.kv_bytes"};
 }
 
 }  // namespace

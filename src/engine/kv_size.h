@@ -10,14 +10,17 @@
 
 namespace sluice {
 
-// A card's own memory. The pool may be the rest of it: nothing else is allocated after.
+// A card's own memory. The pool may take the rest of the fraction, but not all of the card: recorded steps and
+// kernels that the driver loads when they are first launched come after it.
 struct CardMemory {
   size_t total = 0;       // 0: there is no card; memory is shared with everything else
   size_t used = 0;        // by weights, activations and workspaces, and by other programs
   size_t others = 0;      // of that, by other programs when this one began
   double fraction = 0.9;  // of total, what may be used
 
-  size_t allowed() const { return size_t(double(total) * fraction); }
+  static constexpr size_t kKeptBack = size_t{768} << 20;  // for what comes after the pool
+  size_t most() const { return total - std::min(total, kKeptBack); }
+  size_t allowed() const { return std::min(size_t(double(total) * fraction), most()); }
   size_t left() const { return allowed() - std::min(allowed(), used); }
 };
 

@@ -31,7 +31,7 @@ TEST(KvSize, AtMostHalfOfTheFreeMemoryThenTheContextShrinks) {
   const auto none = size_kv(wish(8192, 6));
   ASSERT_FALSE(none.ok());
   EXPECT_EQ(none.error().code, ErrorCode::kResourceExhausted);
-  EXPECT_EQ(none.error().field, "kv_bytes");
+  EXPECT_EQ(none.error().field, "engine.kv_bytes");
 }
 
 TEST(KvSize, WhatTheUserSetsIsTaken) {
@@ -93,12 +93,19 @@ TEST(KvSize, ACardThatIsTooFullSaysHowMuchIsShortAndWhatFreesIt) {
     const std::string& text = none.error().message;
     EXPECT_EQ(none.error().code, ErrorCode::kResourceExhausted);
     EXPECT_NE(text.find(used == 90 ? "0.00 GiB short" : "5.50 GiB short"), std::string::npos) << text;
-    for (const char* setting :
-         {"gpu.memory_fraction", "engine.step_tokens", "engine.max_sequences", "engine.max_context",
-          "quantized weights", "3.0 GiB are used by other processes"})
+    for (const char* setting : {"gpu.memory_fraction", "engine.step_tokens", "engine.max_sequences",
+                                "engine.max_context", "another card", "3.0 GiB are used by other processes"})
       EXPECT_NE(text.find(setting), std::string::npos) << text;
+    EXPECT_EQ(text.find("quantized"), std::string::npos) << "they become bf16 there: " << text;
     EXPECT_EQ(text.find('\n'), std::string::npos);
   }
+}
+
+TEST(KvSize, ACardKeepsRoomForWhatComesAfterThePool) {
+  EXPECT_NEAR(size_kv(card_wish(20, 1))->blocks, 80 * 1024 - 768, 1);
+  const auto none = size_kv(card_wish(99.5, 1));
+  ASSERT_FALSE(none.ok());
+  EXPECT_EQ(none.error().message.find("Raise gpu.memory_fraction"), std::string::npos) << none.error().message;
 }
 
 }  // namespace
