@@ -74,19 +74,24 @@ RigSizes sizes_of(const BenchEngineOptions& options) {
   return s;
 }
 
-// What shares refer to, measured on this machine.
+// What shares refer to, measured on this machine; NaN: not known.
 struct Limits {
-  double read_bytes_s = 0;
-  double peak_ops_s = 0;                              // of the arithmetic that the weights' products use
+  double read_bytes_s = NAN;
+  double peak_ops_s = NAN;                            // of the arithmetic that the weights' products use
   std::vector<std::pair<const char*, double>> shown;  // JSON names, Gop/s
 };
 
-// A device that cannot measure itself is the machine's processors.
+// A card measures itself, if it has the memory that this takes; any other device is the machine's processors.
 Limits measure_limits(Backend& backend, bool integer_weights) {
   tell("measuring what the device can do");
-  if (const DeviceRates rates = backend.measure_rates(); rates.read_bytes_s > 0)
-    return {rates.read_bytes_s, rates.matrix_ops_s, {{"bf16_gop_s", rates.matrix_ops_s / 1e9}}};
-  const MachineLimits m = measure_machine(backend.info().threads);
+  const DeviceInfo device = backend.info();
+  if (device.is_card()) {
+    const DeviceRates rates = backend.measure_rates();
+    const auto known = [](double rate) { return rate > 0 ? rate : NAN; };
+    const double matrix = known(rates.matrix_ops_s);
+    return {known(rates.read_bytes_s), matrix, {{"bf16_gop_s", matrix / 1e9}}};
+  }
+  const MachineLimits m = measure_machine(std::max(1, device.threads));
   return {m.read_bytes_s,
           integer_weights ? m.int8_ops_s : m.f32_ops_s,
           {{"int8_gop_s", m.int8_ops_s / 1e9}, {"f32_gop_s", m.f32_ops_s / 1e9}}};
@@ -237,11 +242,12 @@ std::string cell(double value, const char* format) {
 
 void print_table(const Report& report) {
   const DeviceInfo& device = report.device;
-  fmt::print("{}\n{}, {}{}{}{}: reads {:.1f} GB/s", report.checkpoint.path(), device.name,
-             device.instruction_set, device.threads ? fmt::format(", {} threads", device.threads) : "",
-             device.state.empty() ? "" : ", ", device.state, report.limits.read_bytes_s / 1e9);
+  fmt::print("{}\n{}, {}{}{}{}: reads {} GB/s", report.checkpoint.path(), device.name, device.instruction_set,
+             device.threads ? fmt::format(", {} threads", device.threads) : "",
+             device.state.empty() ? "" : ", ", device.state, cell(report.limits.read_bytes_s / 1e9, "{:.1f}"));
   for (const auto& [name, rate] : report.limits.shown)
-    fmt::print(", {} {:.0f} Gop/s", std::string_view(name).substr(0, std::string_view(name).find('_')), rate);
+    fmt::print(", {} {} Gop/s", std::string_view(name).substr(0, std::string_view(name).find('_')),
+               cell(rate, "{:.0f}"));
   fmt::print("\nweights {:.1f} MB, of which a decode step reads {:.1f} MB; prompts in steps of {} tokens\n\n",
              double(report.weights.bytes()) / 1e6, double(report.weights.bytes_per_token()) / 1e6,
              report.step_tokens);
@@ -272,7 +278,10 @@ int bench_engine(const Config& config, const BenchEngineOptions& options) {
   const Checkpoint& checkpoint = **opened;
   const RigSizes sizes = sizes_of(options);
   if (Status status = check(checkpoint, sizes); !status) return failure(status.error());
-  Result<std::unique_ptr<Backend>> backend = make_backend(config.model.device, config.model.cpu);
+  EngineConfig engine = config.model.engine;
+  engine.max_sequences = sizes.max_batch;
+  Result<std::unique_ptr<Backend>> backend =
+      backend_for(checkpoint.spec(), engine, config.model.device, config.model.cpu);
   if (!backend) return failure(backend.error());
   const bool integer_weights = !checkpoint.rows("blk.0.ffn_down.weight")->format().is_float();
   const Limits limits = measure_limits(**backend, integer_weights);

@@ -104,7 +104,7 @@ void Parser::add_dummy(CLI::App* app) {
          "--dummy", dummy_,
          "Instead of MODEL, made-up weights of a shape: a name (smollm2-135m, qwen2.5-0.5b, llama-3.2-1b, "
          "llama-3.2-3b, llama-3-8b, llama-3.1-8b, llama-3.1-70b, qwen3-8b) and a format (:int4 :int8 :bf16 "
-         ":f16 :f32; default: bf16 where --device is a card, else int4)")
+         ":f16 :f32; default: bf16 with --device cuda[:N], else int4)")
       ->type_name("SHAPE");
 }
 
@@ -227,7 +227,8 @@ void Parser::add_inspect() {
   add_model(app, true);
   app->add_flag("--tensors", line_.inspect.tensors, "One line per tensor");
   app->add_flag("--json", line_.inspect.json, "One JSON object, tensors included");
-  add_key(app, "--device", "device");
+  add_key(app, "--device", "device",
+          "Say what becomes of the model there: auto, cpu or cuda[:N]; default: nowhere");
   add_key(app, "--ctx", "engine.max_context");
 }
 
@@ -322,6 +323,7 @@ Status Parser::settle() {
   if (kv_gib_option_->count() > 0) config.model.engine.kv_bytes = size_t(kv_gib_ * double(1u << 30));
   for (KeyFlag& flag : flags_) {
     if (flag.option->count() == 0) continue;
+    line_.inspect.device |= std::string_view(flag.key) == "device";
     if (Status status = set_key(config, *find_key(flag.key), flag.values); !status)
       return Error{ErrorCode::kInvalidArgument, flag.flag + ": " + status.error().message};
   }

@@ -35,6 +35,7 @@ struct GenerateOptions {
 struct InspectOptions {
   bool json = false;
   bool tensors = false;  // one line per tensor instead of one per type
+  bool device = false;   // one was named: say what becomes of the model there
 };
 
 struct BenchEngineOptions {

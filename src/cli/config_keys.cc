@@ -20,8 +20,8 @@ const Key kKeys[] = {
     {"model.chat_template_file", "text", "", SLOT(model.chat_template_file), 0, 0, "",
      "A Jinja file that replaces the model's own chat template."},
     {"device", "engine", "", SLOT(model.device), 0, 0, "",
-     "Where the model runs: auto (a card where there is one that can be used, else the CPU), cpu, or "
-     "cuda[:N]."},
+     "Where the model runs: auto (the default: a card where there is one that can run it, else the CPU), cpu, "
+     "or cuda[:N]."},
 
     {"cpu.threads", "tensor", "threads", SLOT(model.cpu.threads), 0, 1024, "",
      "Members of the CPU backend's thread team; 0: one per physical core this process may use."},
@@ -29,18 +29,19 @@ const Key kKeys[] = {
      "Forces the kernels down to an older instruction set; empty: the best the processor has."},
 
     {"engine.max_sequences", "engine", "sequences", SLOT(model.engine.max_sequences), 0, 4096, "",
-     "Sequences that run at the same time; more wait in the queue. 0: 64 on a CPU, 256 on a card."},
+     "Sequences that run at the same time; more wait in the queue. 0: 64 on a CPU, 256 on a card, "
+     "where it is at most 1024."},
     {"engine.max_queue", "engine", "requests", SLOT(model.engine.max_queue), 1, 1 << 20, "",
      "Requests that may wait; beyond it the answer is 429."},
-    {"engine.step_tokens", "engine", "tokens", SLOT(model.engine.step_tokens), 0, 1 << 16, "",
+    {"engine.step_tokens", "engine", "tokens", SLOT(model.engine.step_tokens), 0, 65535, "",
      "Token budget of one step: one for each decoding sequence first, then chunks of waiting prompts. 0: 512 "
      "on a CPU, 2048 on a card."},
-    {"engine.mixed_prompt_tokens", "engine", "tokens", SLOT(model.engine.mixed_prompt_tokens), 0, 1 << 16, "",
+    {"engine.mixed_prompt_tokens", "engine", "tokens", SLOT(model.engine.mixed_prompt_tokens), 0, 65535, "",
      "Most prompt tokens of one step while other sequences are generating: fewer give steadier streams, more "
      "bring "
      "prompts to their first token sooner. 0: 640 on a card, step_tokens on a CPU."},
     {"engine.block_tokens", "kv", "tokens", SLOT(model.engine.block_tokens), 8, 64, "",
-     "Tokens in one block of the KV cache."},
+     "Tokens in one block of the KV cache; on a card 16, 32 or 64."},
     {"engine.kv_bytes", "kv", "bytes", SLOT(model.engine.kv_bytes), 0, kNoLimit, "",
      "Memory of the KV cache; 0: chosen from free memory and the model's context."},
     {"engine.max_context", "engine", "tokens", SLOT(model.engine.max_context), 0, kMaxInt, "",
@@ -48,12 +49,12 @@ const Key kKeys[] = {
     {"engine.logit_rows", "engine", "rows", SLOT(model.engine.logit_rows), 1, 4096, "",
      "Rows of logits computed at a time; bounds the memory that prompt log-probabilities take."},
     {"engine.graphs", "engine", "", SLOT(model.engine.graphs), 0, 0, "",
-     "On a card, record the steps of decoding at start and replay them; without, each step is launched op by "
-     "op."},
+     "On a card, record the steps of decoding at start and replay them (the default); without, each step is "
+     "launched op by op. No effect on a CPU."},
 
     {"gpu.memory_fraction", "engine", "", SLOT(model.engine.gpu_memory_fraction), 0, 1, "",
-     "Of a card's memory, what weights, activations and the KV cache may take together; other programs' use "
-     "counts as well."},
+     "Of a card's memory, what weights, activations and the KV cache may take together (0.9 by default); other "
+     "programs' use counts as well, and 768 MiB are always kept back. No effect on a CPU."},
 
     {"server.host", "server", "", SLOT(server.host), 0, 0, "", "Address to listen on."},
     {"server.port", "server", "", SLOT(server.port), 0, 65535, "",

@@ -144,13 +144,17 @@ void print_json(const MemoryPlan& plan, const std::vector<TensorInfo>& tensors, 
   out.key("file_bytes")
       .integer(int64_t(plan.file_bytes))
       .key("weight_bytes")
-      .integer(int64_t(plan.device_bytes));
+      .integer(int64_t(plan.device_bytes ? plan.device_bytes : plan.canonical_bytes));
   out.key("kv_bytes_per_token")
       .integer(int64_t(plan.kv_bytes_per_token))
       .key("kv_bytes_full_context")
       .integer(int64_t(plan.kv_bytes_full));
   out.end_object();
-  out.key("device").string(plan.device);
+  out.key("device");
+  if (plan.device.empty())
+    out.null();
+  else
+    out.string(plan.device);
   out.key("tokenizer");
   if (const Tokenizer* t = text.tokenizer.get()) {
     out.begin_object();
@@ -196,10 +200,15 @@ int inspect(const Config& config, const InspectOptions& options) {
   if (!checkpoint) return failure(checkpoint.error());
   if (Status fits = check_context(config.model.engine, (*checkpoint)->spec(), config.model.path); !fits)
     return failure(fits.error());
-  Result<std::unique_ptr<Backend>> backend = make_backend(config.model.device, config.model.cpu);
-  if (!backend) return failure(backend.error());
   MemoryPlan plan = plan_memory(**checkpoint, config);
-  plan_device(plan, **checkpoint, **backend);
+  // A card takes a second to open, and a fifth of a GiB: only for those who ask what becomes of the model
+  // there.
+  if (options.device) {
+    Result<std::unique_ptr<Backend>> backend =
+        backend_for(plan.spec, config.model.engine, config.model.device, config.model.cpu);
+    if (!backend) return failure(backend.error());
+    plan_device(plan, **checkpoint, **backend);
+  }
   const std::vector<TensorInfo> tensors = (*checkpoint)->tensors();
   const TextFacts text = text_facts(**checkpoint, config.model.chat_template_file);
   if (options.json) {

@@ -5,14 +5,11 @@
 #include <algorithm>
 #include <set>
 
+#include "base/bytes.h"
 #include "engine/make_engine.h"
 #include "engine/model_text.h"
 
 namespace sluice::cli {
-namespace {
-constexpr double kGiB = double(1u << 30);
-}  // namespace
-
 size_t canonical_bytes(const WeightFormat& format, int64_t elements) {
   const auto n = size_t(elements);
   switch (format.element) {
@@ -57,7 +54,7 @@ namespace {
 // A card keeps every matrix in one format, whatever the file's; the CPU keeps the canonical ones.
 WeightFormat kept_as(const TensorInfo& tensor, const Backend& backend, const DeviceInfo& device) {
   const bool matrix = tensor.shape.size() > 1 && tensor.shape[0] > 1;
-  if (device.memory_total == 0 || !matrix || backend.activation_dtype() != DType::bf16) return tensor.canonical;
+  if (!device.is_card() || !matrix || backend.activation_dtype() != DType::bf16) return tensor.canonical;
   return {WeightElement::bf16};
 }
 
@@ -116,20 +113,19 @@ Result<std::string> describe_start(const Config& config) {
     return std::move(fits).error();
   if (Result<ModelText> text = load_text(**checkpoint, config.model.chat_template_file); !text)
     return std::move(text).error();
-  Result<std::unique_ptr<Backend>> backend = make_backend(config.model.device, config.model.cpu);
+  Result<std::unique_ptr<Backend>> backend =
+      backend_for((*checkpoint)->spec(), config.model.engine, config.model.device, config.model.cpu);
   if (!backend) return std::move(backend).error();
   MemoryPlan plan = plan_memory(**checkpoint, config);
   plan_device(plan, **checkpoint, **backend);
   const DeviceInfo device = (*backend)->info();
   DeviceInfo loaded = device;
-  if (device.memory_total > 0 && plan.device_bytes > device.memory_bytes)
-    return Error{
-        ErrorCode::kResourceExhausted,
-        fmt::format("the weights take {:.1f} GiB, of which {:.1f} are short: {:.1f} GiB of the card's "
-                    "{:.1f} are free{}; use a smaller model or another card (--device cuda:N)",
-                    double(plan.device_bytes) / kGiB, double(plan.device_bytes - device.memory_bytes) / kGiB,
-                    double(device.memory_bytes) / kGiB, double(device.memory_total) / kGiB,
-                    others_on_card(device))};
+  if (device.is_card() && plan.device_bytes > device.memory_bytes)
+    return Error{ErrorCode::kResourceExhausted,
+                 fmt::format("the weights take {:.1f} GiB, of which {:.1f} are short: {:.1f} GiB of the card's "
+                             "{:.1f} are free{}; use a smaller model or another card (--device cuda:N)",
+                             gib(plan.device_bytes), gib(plan.device_bytes - device.memory_bytes),
+                             gib(device.memory_bytes), gib(device.memory_total), others_on_card(device))};
   loaded.memory_bytes -= std::min(loaded.memory_bytes, plan.device_bytes);
   const Result<KvSize> kv =
       size_kv(kv_wish(plan.spec, settled(config.model.engine, device), **backend, loaded));

@@ -40,9 +40,6 @@ void log_decided(const EngineInfo& info, const Config& config, double load_s) {
       "MB",
       load_s, double(info.weight_bytes) / 1e6, double(info.kv_bytes) / 1e6, info.blocks, info.block_tokens,
       double(info.activation_bytes) / 1e6);
-  if (info.device.memory_total > 0)
-    LOG(info, "card: {}{}{}", info.device.name, info.device.state.empty() ? "" : ", " + info.device.state,
-        others_on_card(info.device));
   if (config.server.api_keys.empty() && config.server.host != "127.0.0.1" &&
       config.server.host != "localhost" && config.server.host != "::1")
     LOG(warn, "listening on {} without an API key: anyone who reaches this port may use it",
