@@ -20,7 +20,7 @@
 
 namespace sluice {
 
-class ReplayingBackend final : public Backend {
+class ReplayingBackend : public Backend {
  public:
   ReplayingBackend() : thread_([this] { run_device(); }) {}
   ~ReplayingBackend() override {
