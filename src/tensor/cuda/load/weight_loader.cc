@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/check.h"
 #include "tensor/cuda/device/cuda_check.h"
 #include "tensor/cuda/load/decode.h"
@@ -181,13 +182,12 @@ std::vector<Piece> Loader::cut(std::span<const Backend::PackSource> sources, int
 Error Loader::out_of_memory(size_t bytes) const {
   size_t free = 0, total = 0;
   CUDA_CHECK(cudaMemGetInfo(&free, &total));
-  constexpr double kGiB = double(1 << 30);
   return {
       ErrorCode::kResourceExhausted,
       fmt::format("the card is full: this weight is short of {:.2f} GiB ({:.2f} of {:.1f} GiB are free{}), and "
                   "more may follow; use a smaller model or another card (--device cuda:N), or end the "
                   "programs that hold memory there (nvidia-smi names them)",
-                  double(bytes > free ? bytes - free : bytes) / kGiB, double(free) / kGiB, double(total) / kGiB,
+                  gib(bytes > free ? bytes - free : bytes), gib(free), gib(total),
                   others_on_card(backend_.info()))};
 }
 
