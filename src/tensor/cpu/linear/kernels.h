@@ -15,6 +15,9 @@ using QuantizeFn = void (*)(const float* x, int64_t stride, int64_t cols, const 
 // out[:, 16 * tile_begin .. 16 * tile_end) for all rows of x.
 using TilesFn = void (*)(const Job& job, int64_t tile_begin, int64_t tile_end);
 
+// Whether an integer part times m rows wants x as words. Any answer gives the same bits.
+using TakesWordsFn = bool (*)(const PackedHeader& h, int64_t m);
+
 // Rows [begin, end) of x [.., cols] to pairs of bf16.
 using SplitFn = void (*)(const float* x, int64_t stride, int64_t cols, const SplitRows& out, int64_t begin,
                          int64_t end);
@@ -26,6 +29,8 @@ void tiles_scalar(const Job& job, int64_t tile_begin, int64_t tile_end);
 void quantize_avx2(const float* x, int64_t stride, int64_t cols, const QuantRows& out, int64_t begin,
                    int64_t end);
 void tiles_avx2(const Job& job, int64_t tile_begin, int64_t tile_end);
+void tiles_avx2_words(const Job& job, int64_t tile_begin, int64_t tile_end);
+bool takes_words_avx2(const PackedHeader& h, int64_t m);
 
 void quantize_avx512(const float* x, int64_t stride, int64_t cols, const QuantRows& out, int64_t begin,
                      int64_t end);

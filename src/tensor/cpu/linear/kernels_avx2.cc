@@ -3,8 +3,9 @@
 //
 // Integers: a 32-byte vector is 4 columns of 8 rows. maddubs (u8 x s8, pairs added in 16 bits) is exact only
 // while the pair fits 16 bits, so the weights' range decides how often sums are widened to 32 bits (struct
-// *Quants below). A block is 4 rows of x times 16 rows of w: 8 sums, 2 weight vectors, a broadcast of x and a
-// product stay in the 16 registers. The float sums live in L1.
+// *Quants below); weights of all 8 bits, and many rows of x, are for kernels_avx2_words.cc. A block is 4 rows
+// of x times 16 rows of w: 8 sums, 2 weight vectors, a broadcast of x and a product stay in the 16 registers.
+// The float sums live in L1.
 #include <immintrin.h>
 
 #include "tensor/cpu/linear/kernels.h"
@@ -92,15 +93,10 @@ struct Int6Quants {
   static constexpr bool kNibbles = false;
   static constexpr int kUnbiasShift = 1;
 };
-// The others widen on the way. 5 bits, 0..31: every 4 products of pairs, 31 * 127 * 2 * 4 = 31496.
+// 5 bits, 0..31, widens every 4 products of pairs: 31 * 127 * 2 * 4 = 31496. All 8 bits: see takes_words_avx2.
 struct UnsignedInt5Quants {
   static constexpr int kPairs = 4;
-  static constexpr bool kNibbles = false, kSigned = false;
-};
-// All 8 bits: |w| * (x with w's sign), each pair of products alone: 128 * 127 * 2 = 32512.
-struct Int8Quants {
-  static constexpr int kPairs = 1;
-  static constexpr bool kNibbles = false, kSigned = true;
+  static constexpr bool kNibbles = false;
 };
 
 template <int kRows>
@@ -182,16 +178,14 @@ template <typename Q, int kGroup, int kRows>
 #pragma GCC unroll 8
     for (int j = 0; j < kQuads; ++j) {
       const __m256i quants = load(w + j * 64 + half * 32);
-      const __m256i magnitude = Q::kSigned ? _mm256_abs_epi8(quants) : quants;
       const bool fresh = j % Q::kPairs == 0, flush = j % Q::kPairs == Q::kPairs - 1, first = j / Q::kPairs == 0;
 #pragma GCC unroll 8
       for (int m = 0; m < kRows; ++m) {
-        __m256i x = broadcast4(q + m * rows.q_stride + j * 4);
-        if constexpr (Q::kSigned) x = _mm256_sign_epi8(x, quants);
+        const __m256i x = broadcast4(q + m * rows.q_stride + j * 4);
         if (fresh) {
-          sums[m] = multiply(magnitude, x);
+          sums[m] = multiply(quants, x);
         } else {
-          multiply_add(sums[m], magnitude, x);
+          multiply_add(sums[m], quants, x);
         }
         if (!flush) continue;
         const __m256i dot = _mm256_madd_epi16(sums[m], ones);
@@ -400,75 +394,6 @@ void float_tiles(const Job& job, int64_t tile_begin, int64_t tile_end) {
   }
 }
 
-// The 32 floats of a group, zero past the end.
-[[gnu::always_inline]] inline void load_group(const float* x, int64_t left, __m256 v[4]) {
-  if (left >= kXGroup) {
-    for (int i = 0; i < 4; ++i) v[i] = _mm256_loadu_ps(x + 8 * i);
-    return;
-  }
-  float padded[kXGroup] = {};
-  for (int64_t k = 0; k < left; ++k) padded[k] = x[k];  // left may be negative: all padding
-  for (int i = 0; i < 4; ++i) v[i] = _mm256_loadu_ps(padded + 8 * i);
-}
-
-[[gnu::always_inline]] inline int32_t max_lane(__m256i v) {
-  __m128i a = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-  a = _mm_max_epi32(a, _mm_shuffle_epi32(a, 0x4e));
-  a = _mm_max_epi32(a, _mm_shuffle_epi32(a, 0xb1));
-  return _mm_cvtsi128_si32(a);
-}
-
-// Stores one plane's bytes of a group and what takes the weights' bias out; returns the sums of both halves.
-struct HalfSums {
-  int32_t first, second;
-};
-[[gnu::always_inline]] inline HalfSums store_plane(const __m256i q[4], const QuantRow& row, int64_t g) {
-  const __m256i ab = _mm256_packs_epi32(q[0], q[1]), cd = _mm256_packs_epi32(q[2], q[3]);
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), order);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(row.q + g * kXGroup), bytes);
-  // Of each half of 16 columns the sums of columns 0, 1 mod 4 and 2, 3 mod 4, as pairs of 16 bits.
-  __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
-  pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0x4e));
-  pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0xb1));
-  const __m256i unbias = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16(pairs, 4));
-  const __m256i sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-  const __m128i unbias0 = _mm256_castsi256_si128(unbias), unbias1 = _mm256_extracti128_si256(unbias, 1);
-  row.unbias32[g * row.step] = _mm_cvtsi128_si32(_mm_add_epi16(unbias0, unbias1));
-  row.unbias16[2 * g * row.step] = _mm_cvtsi128_si32(unbias0);
-  row.unbias16[(2 * g + 1) * row.step] = _mm_cvtsi128_si32(unbias1);
-  return {_mm256_cvtsi256_si32(sums), _mm256_extract_epi32(sums, 4)};
-}
-
-[[gnu::always_inline]] inline void quantize_group(const __m256 v[4], const QuantRow& high, const QuantRow& low,
-                                                  int64_t g) {
-  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
-  __m256i top = _mm256_setzero_si256();
-  for (int i = 0; i < 4; ++i)
-    top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(v[i]), magnitude));
-  const int32_t bits = max_lane(top);
-  float amax;
-  __builtin_memcpy(&amax, &bits, 4);
-  const bool bad = bits >= 0x7f800000, zero = amax < kZeroBelow;
-  const float inverse = bad || zero ? 0.f : kMaxQuant / amax;
-  const float scale = bad ? amax * 0.f : zero ? 0.f : amax / kMaxQuant;
-  __m256i h[4], l[4];
-  for (int i = 0; i < 4; ++i) {
-    __m256i q = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(inverse)));
-    if (bad) q = _mm256_setzero_si256();
-    h[i] = _mm256_srai_epi32(_mm256_add_epi32(q, _mm256_set1_epi32(1 << (kPlaneShift - 1))), kPlaneShift);
-    l[i] = _mm256_sub_epi32(q, _mm256_slli_epi32(h[i], kPlaneShift));
-  }
-  const HalfSums hs = store_plane(h, high, g), ls = store_plane(l, low, g);
-  const int32_t first = hs.first * (1 << kPlaneShift) + ls.first;
-  const int32_t second = hs.second * (1 << kPlaneShift) + ls.second;
-  const int64_t step = high.step;
-  high.scale[g * step] = scale;
-  high.fsum32[g * step] = float(first + second) * scale;
-  high.fsum16[2 * g * step] = float(first) * scale;
-  high.fsum16[(2 * g + 1) * step] = float(second) * scale;
-}
-
 template <int kGroup>
 void integer_kernels(const Job& job, int64_t tile_begin, int64_t tile_end) {
   const PackedHeader& h = *job.header;
@@ -477,23 +402,10 @@ void integer_kernels(const Job& job, int64_t tile_begin, int64_t tile_end) {
   if constexpr (kGroup == 16) {
     if (h.bias == 32) return integer_tiles<Int6Quants, kGroup>(job, tile_begin, tile_end);
   }
-  if (h.max_quant <= 31) return integer_tiles<UnsignedInt5Quants, kGroup>(job, tile_begin, tile_end);
-  integer_tiles<Int8Quants, kGroup>(job, tile_begin, tile_end);
+  integer_tiles<UnsignedInt5Quants, kGroup>(job, tile_begin, tile_end);
 }
 
 }  // namespace
-
-void quantize_avx2(const float* x, int64_t stride, int64_t cols, const QuantRows& out, int64_t begin,
-                   int64_t end) {
-  for (int64_t m = begin; m < end; ++m) {
-    const QuantRow high = quant_row(out, m * kPlanes), low = quant_row(out, m * kPlanes + 1);
-    for (int64_t g = 0; g < out.groups; ++g) {
-      __m256 v[4];
-      load_group(x + m * stride + g * kXGroup, cols - g * kXGroup, v);
-      quantize_group(v, high, low, g);
-    }
-  }
-}
 
 void tiles_avx2(const Job& job, int64_t tile_begin, int64_t tile_end) {
   switch (job.header->element) {
@@ -507,6 +419,7 @@ void tiles_avx2(const Job& job, int64_t tile_begin, int64_t tile_end) {
     case WeightElement::int4:
       break;
   }
+  if (job.xq.words) return tiles_avx2_words(job, tile_begin, tile_end);
   if (job.header->group == 16) return integer_kernels<16>(job, tile_begin, tile_end);
   integer_kernels<32>(job, tile_begin, tile_end);
 }

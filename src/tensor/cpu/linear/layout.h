@@ -55,10 +55,14 @@ static_assert(sizeof(PackedHeader) <= kHeaderBytes);
 // set's kernels want (AVX2: see its Rows; AVX-512: -128 * sum(q)). A panel is
 //   q [P][32G] | scale [G][P] f32 | unbias32 [G][P] i32 | fsum32 [G][P] f32 | unbias16 [2G][P] i32
 //   | fsum16 [2G][P] f32
+//
+// With `words` (AVX2 only) the row's integers are not split: q is [G][P / 2 rows][32] words, each 4 columns in
+// the order 0, 2, 1, 3, and `unbias` is not there.
 struct QuantRows {
   std::byte* base;
-  int64_t groups;  // G, even
-  int64_t panel;   // P
+  int64_t groups;      // G, even
+  int64_t panel;       // P
+  bool words = false;  // else planes
 };
 
 inline constexpr int kPanelRows = 16;
@@ -120,6 +124,13 @@ struct QuantRow {
   auto* i = reinterpret_cast<int32_t*>(p + g * kXGroup) + in_panel;
   auto* q = reinterpret_cast<int8_t*>(p) + in_panel * x.groups * kXGroup;
   return {q, f, i + g, f + 2 * g, i + 3 * g, f + 5 * g, x.panel};
+}
+
+// Row m's words; those of group g lie at [g * panel / kPlanes * kXGroup].
+[[maybe_unused]] __attribute__((always_inline)) inline int16_t* quant_words(const QuantRows& x, int64_t m) {
+  const int64_t rows = x.panel / kPlanes;
+  std::byte* p = x.base + m / rows * (x.panel * quant_row_bytes(x.groups));
+  return reinterpret_cast<int16_t*>(p) + m % rows * kXGroup;
 }
 
 // Valid rows of a tile.

@@ -310,6 +310,27 @@ TEST_P(LinearTest, ARowIsBitIdenticalWhateverTheBatch) {
   }
 }
 
+TEST(Linear, ARowIsBitIdenticalWhateverTheNumberOfTiles) {
+  // So many tiles that one member's piece is taken in stretches, and more rows than pass at once.
+  constexpr int64_t kN = 4800, kK = 256, kM = 41;
+  HostMemory memory;
+  Team one(1);
+  const std::vector<float> x = random_x(kM, kK, 58);
+  for (size_t i : {size_t(0), size_t(5), size_t(9)}) {
+    const RandomRows rows(kCases[i], kN, kK, 57);
+    for (Isa isa : available_isas()) {
+      if (isa == Isa::scalar) continue;
+      const Weight w = pack_one(memory, one, isa, rows);
+      const std::vector<float> all = run(one, isa, w, x.data(), kM);
+      for (int64_t m = 0; m < kM; ++m) {
+        const std::vector<float> row = run(one, isa, w, x.data() + m * kK, 1);
+        ASSERT_EQ(0, std::memcmp(row.data(), all.data() + m * kN, row.size() * sizeof(float)))
+            << kCases[i].name << " " << isa_name(isa) << " row " << m;
+      }
+    }
+  }
+}
+
 TEST_P(LinearTest, UnpacksWhatWasPacked) {
   const RandomRows rows(GetParam(), 37, 208, 37);
   for (Isa isa : available_isas()) {
@@ -350,36 +371,40 @@ TEST_P(LinearTest, BadValuesSpoilOnlyTheirRow) {
 }
 
 TEST(Linear, PartsAndRowOrder) {
-  // q, k, v in three formats as one matrix, with the rows of the first permuted.
+  // q, k, v in three formats as one matrix, with the rows of the first permuted. Up to 7 rows AVX2 wants x in
+  // two forms for it.
   HostMemory memory;
   Team team(2);
-  constexpr int64_t kK = 256, kM = 19;
+  constexpr int64_t kK = 256, kMaxM = 19;
   const RandomRows q(kCases[0], 48, kK, 1), k(kCases[5], 19, kK, 2), v(kCases[11], 23, kK, 3);
   std::vector<int32_t> order(48);
   for (int i = 0; i < 48; ++i) order[size_t(i)] = (i * 7 + 5) % 48;
   const Backend::PackSource sources[] = {{&q, order}, {&k, {}}, {&v, {}}};
-  const std::vector<float> x = random_x(kM, kK, 4);
+  const std::vector<float> x = random_x(kMaxM, kK, 4);
   for (Isa isa : available_isas()) {
     Result<Weight> w = pack_weight(memory, team, isa, sources);
     ASSERT_TRUE(w.ok());
     ASSERT_EQ(w->rows, 90);
     ASSERT_EQ(w->parts.size(), 3u);
     EXPECT_EQ(w->parts[2].row_begin, 67);
-    const std::vector<float> all = run(team, isa, *w, x.data(), kM);
     const Weight wq = pack_one(memory, team, isa, q), wk = pack_one(memory, team, isa, k);
     const Weight wv = pack_one(memory, team, isa, v);
-    const std::vector<float> oq = run(team, isa, wq, x.data(), kM), ok = run(team, isa, wk, x.data(), kM),
-                             ov = run(team, isa, wv, x.data(), kM);
     std::vector<float> row(kK), expected(kK);
     unpack_row(isa, *w, 3, row.data());
     unpack_row(isa, wq, order[3], expected.data());
     EXPECT_EQ(row, expected);
-    for (int64_t m = 0; m < kM; ++m) {
-      for (int64_t n = 0; n < 90; ++n) {
-        const float want = n < 48   ? oq[size_t(m * 48 + order[size_t(n)])]
-                           : n < 67 ? ok[size_t(m * 19 + n - 48)]
-                                    : ov[size_t(m * 23 + n - 67)];
-        ASSERT_EQ(all[size_t(m * 90 + n)], want) << isa_name(isa) << " " << m << "," << n;
+    for (int64_t count : {int64_t(1), int64_t(2), int64_t(7), int64_t(8), kMaxM}) {
+      const std::vector<float> all = run(team, isa, *w, x.data(), count);
+      const std::vector<float> oq = run(team, isa, wq, x.data(), count),
+                               ok = run(team, isa, wk, x.data(), count),
+                               ov = run(team, isa, wv, x.data(), count);
+      for (int64_t m = 0; m < count; ++m) {
+        for (int64_t n = 0; n < 90; ++n) {
+          const float want = n < 48   ? oq[size_t(m * 48 + order[size_t(n)])]
+                             : n < 67 ? ok[size_t(m * 19 + n - 48)]
+                                      : ov[size_t(m * 23 + n - 67)];
+          ASSERT_EQ(all[size_t(m * 90 + n)], want) << isa_name(isa) << " " << count << ": " << m << "," << n;
+        }
       }
     }
   }
@@ -394,6 +419,19 @@ TEST(Linear, UnknownGroupIsAnError) {
   Result<Weight> w = pack_weight(memory, team, Isa::scalar, {&source, 1});
   ASSERT_FALSE(w.ok());
   EXPECT_EQ(w.error().code, ErrorCode::kUnsupported);
+}
+
+void expect_equal_scales(const QuantRow& a, const QuantRow& b, int64_t groups) {
+  for (int64_t i = 0; i < groups * a.step; i += a.step) {
+    if (std::isnan(a.scale[i])) {
+      EXPECT_TRUE(std::isnan(b.scale[i]));
+      continue;
+    }
+    EXPECT_EQ(a.scale[i], b.scale[i]);
+    EXPECT_EQ(a.fsum32[i], b.fsum32[i]);
+    EXPECT_EQ(a.fsum16[2 * i], b.fsum16[2 * i]);
+    EXPECT_EQ(a.fsum16[2 * i + a.step], b.fsum16[2 * i + a.step]);
+  }
 }
 
 TEST(Linear, EveryIsaQuantizesAlike) {
@@ -416,18 +454,34 @@ TEST(Linear, EveryIsaQuantizesAlike) {
       for (int64_t m = 0; m < kM * kPlanes; ++m) {
         const QuantRow ra = quant_row(qa, m), rb = quant_row(qb, m);
         for (int64_t k = 0; k < 128; ++k) ASSERT_EQ(ra.q[k], rb.q[k]) << isa_name(isa) << " " << m << "," << k;
-        for (int64_t g = 0; g < groups && m % kPlanes == 0; ++g) {
-          const int64_t i = g * panel;
-          if (std::isnan(ra.scale[i])) {
-            EXPECT_TRUE(std::isnan(rb.scale[i]));
-            continue;
-          }
-          EXPECT_EQ(ra.scale[i], rb.scale[i]);
-          EXPECT_EQ(ra.fsum32[i], rb.fsum32[i]);
-          EXPECT_EQ(ra.fsum16[2 * i], rb.fsum16[2 * i]);
-          EXPECT_EQ(ra.fsum16[2 * i + panel], rb.fsum16[2 * i + panel]);
-        }
+        if (m % kPlanes == 0) expect_equal_scales(ra, rb, groups);
       }
+    }
+  }
+}
+
+TEST(Linear, WordsAreThePlanesPutTogether) {
+  if (!choose_isa("avx2").ok()) return;  // no other instruction set has them
+  constexpr int64_t kK = 100, kM = 19;
+  std::vector<float> x = random_x(kM, kK, 6);
+  x[kK + 3] = std::numeric_limits<float>::infinity();
+  const int64_t groups = x_groups(kK);
+  const auto bytes = size_t(kPlanes * 2 * kPanelRows * quant_row_bytes(groups));
+  constexpr int kOrder[] = {0, 2, 1, 3};
+  for (int64_t panel : {kPlanes, kPanelRows}) {
+    std::vector<std::byte> a(bytes), b(bytes);
+    const QuantRows planes{a.data(), groups, panel, false}, words{b.data(), groups, panel, true};
+    quantize_scalar(x.data(), kK, kK, planes, 0, kM);
+    quantize_avx2(x.data(), kK, kK, words, 0, kM);
+    for (int64_t m = 0; m < kM; ++m) {
+      const QuantRow high = quant_row(planes, m * kPlanes), low = quant_row(planes, m * kPlanes + 1);
+      const QuantRow row = quant_row(words, m * kPlanes);
+      for (int64_t k = 0; k < groups * kXGroup; ++k) {
+        const int64_t from = k / 4 * 4 + kOrder[k % 4];
+        const int16_t word = quant_words(words, m)[k / kXGroup * panel / kPlanes * kXGroup + k % kXGroup];
+        ASSERT_EQ(word, high.q[from] * (1 << kPlaneShift) + low.q[from]) << m << "," << k;
+      }
+      expect_equal_scales(high, row, groups);
     }
   }
 }
