@@ -70,9 +70,12 @@ void Executor::run() {
       quiet_since = now_ns();
     } else if (launched_.load() != ended_.load()) {
       pause_between_looks(++looks);
+      if (looks % kLooksPerYield != 0 || now_ns() - quiet_since <= patience_) continue;
       // Nothing can be taken back from a device that has stopped: the process ends, with the steps under way.
-      if (looks % kLooksPerYield == 0 && now_ns() - quiet_since > patience_)
-        check_failed("a step ends", __FILE__, __LINE__, "the device does not answer");
+      // But look again first: it may have been this process that was stopped (a debugger, a suspended machine).
+      if (!take_finished()) check_failed("a step ends", __FILE__, __LINE__, "the device does not answer");
+      looks = 0;
+      quiet_since = now_ns();
     } else {
       if (quit_.load()) return;
       prepared_bell_.wait(heard);

@@ -1,6 +1,6 @@
-// The one interface between the model's words and a device: some forty virtual functions. Fourteen are a step's
-// words (each op takes one struct); about as many are memory and what is asked of a device before the first
-// step; the rest let steps overlap and be replayed, with bodies that serve a device which does neither.
+// The one interface between the model's words and a device: some forty virtual functions. A dozen are a step's
+// words (each op takes one struct); fifteen are memory and what is asked of a device before the first step;
+// the rest let steps overlap and be replayed, with bodies that serve a device which does neither.
 //
 // Threads: one at a time. The thread that loads makes the backend and calls everything up to the first step;
 // from then on the executor's thread makes every call, in step order; whoever drops the engine frees the

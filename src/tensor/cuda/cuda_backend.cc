@@ -120,8 +120,10 @@ class CudaBackend final : public Backend {
 
 Status CudaBackend::open() {
   use_card();
-  CUDA_CHECK(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking));
-  CUDA_CHECK(cudaStreamCreateWithFlags(&copy_stream_, cudaStreamNonBlocking));
+  for (cudaStream_t* stream : {&context_.stream, &copy_stream_})
+    if (const cudaError_t e = cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking); e != cudaSuccess)
+      return Error{ErrorCode::kUnsupported,
+                   fmt::format("cuda:{} cannot be used ({})", device_, cudaGetErrorString(e)), "device"};
   for (cudaEvent_t& e : staged_) CUDA_CHECK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
   for (Marks& m : marks_) {
     CUDA_CHECK(cudaEventCreate(&m.started));
