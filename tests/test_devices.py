@@ -74,6 +74,18 @@ def test_dry_run_and_inspect_name_the_device():
         assert "threads" in line and "GB free" in line
 
 
+def test_inspect_opens_a_device_only_where_one_is_named():
+    plain = json.loads(run_sluice("inspect", GEMMA, "--json").stdout)
+    named = json.loads(run_sluice("inspect", GEMMA, "--json", "--device", "cpu").stdout)
+    assert plain["device"] is None and "threads" in named["device"]
+    assert plain["memory"]["weight_bytes"] == named["memory"]["weight_bytes"] > 0
+
+
+@pytest.mark.parametrize("tokens, status", [(65536, 2), (65535, 0)])
+def test_a_steps_rows_are_bounded(tokens, status):
+    assert run_sluice("serve", GEMMA, "--dry-run", "--device", "cpu", "--step-tokens", str(tokens)).returncode == status
+
+
 def test_the_binary_links_no_driver():
     """One file for machines with a card and without: nothing of NVIDIA's is needed to start it."""
     needed = subprocess.run(["ldd", str(SLUICE)], capture_output=True, text=True, check=True).stdout
