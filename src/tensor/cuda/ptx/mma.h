@@ -9,8 +9,8 @@
 
 namespace sluice::cuda::ptx {
 
-// d[16, 8] += a[16, 16] · b[16, 8]. a: four 8x8 matrices (rows 0-7, rows 8-15 of columns 0-7; the same of columns
-// 8-15); b: two, held by columns (k 0-7, k 8-15); d: row l/4 columns 2*(l%4), +1, then row l/4 + 8.
+// d[16, 8] += a[16, 16] · b[16, 8]. a: four 8x8 matrices (rows 0-7, rows 8-15 of columns 0-7; the same of
+// columns 8-15); b: two, held by columns (k 0-7, k 8-15); d: row l/4 columns 2*(l%4), +1, then row l/4 + 8.
 __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
