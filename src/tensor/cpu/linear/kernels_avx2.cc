@@ -305,7 +305,7 @@ void integer_rows(const Job& job, Tile tile, const Out& out) {
 }
 
 template <typename Q, int kGroup>
-void integer_tiles(const Job& job, int64_t tile_begin, int64_t tile_end) {
+[[gnu::noinline]] void integer_tiles(const Job& job, int64_t tile_begin, int64_t tile_end) {
   const PackedHeader& h = *job.header;
   for (int64_t t = tile_begin; t < tile_end; ++t) {
     const std::byte* p = job.tiles + t * h.tile_bytes;
