@@ -165,6 +165,7 @@ std::unique_ptr<Engine> make_engine(EngineInfo info, const Policy& policy, const
                                     const ModelCost& cost, std::unique_ptr<StepRunner> runner,
                                     const WarmUp& warm_up, bool replay) {
   info.max_requests = policy.max_running + policy.max_queue;
+  info.batching = policy.batching;
   // What comes in a burst waits until the loop has looked, though there are seats for it.
   Policy with_seats = policy;
   with_seats.max_queue = info.max_requests;

@@ -11,6 +11,7 @@
 #include "base/bounded_queue.h"
 #include "base/clock.h"
 #include "base/result.h"
+#include "engine/batching_settings.h"
 #include "model/spec.h"
 #include "sched/request.h"
 
@@ -88,6 +89,7 @@ struct EngineConfig {
   int logit_rows = 64;               // rows of logits at a time
   bool graphs = true;                // record steps and replay them, on devices that can
   double gpu_memory_fraction = 0.9;  // of a card's memory, what everything together may take
+  BatchingSettings batching = {};    // who may start when
 };
 
 // What was decided at start; printed, and returned by /v1/models and the admin route.
@@ -102,6 +104,7 @@ struct EngineInfo {
   size_t activation_bytes = 0;
   std::vector<int32_t> end_ids;  // the model's end-of-generation ids
   DeviceInfo device;
+  Batching batching = {};
 };
 
 // A snapshot of the loop, for /metrics, /ready and liveness.

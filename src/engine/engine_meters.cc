@@ -42,6 +42,8 @@ EngineMeters::EngineMeters()
           meter::counter("sluice_preemptions_total", "Sequences that gave up their blocks to older ones.")),
       steps(meter::counter("sluice_steps_total", "Steps executed.")),
       one_sequence_steps(meter::counter("sluice_steps_of_one_sequence_total", "Steps with a single sequence.")),
+      one_sequence_share(meter::gauge("sluice_steps_of_one_sequence_ratio",
+                                      "Share of about the last thousand steps with a single sequence.")),
       paused_steps(meter::counter("sluice_paused_sequence_steps_total",
                                   "Sequences left out of a step because their client does not read.")),
       first_token_seconds(seconds("sluice_time_to_first_token_seconds", "Submission to first token.")),
@@ -58,6 +60,10 @@ EngineMeters::EngineMeters()
                               "Share of recent time with work in which the device stood still.")),
       step_tokens(meter::histogram("sluice_step_tokens", "Tokens of a step.", kSizes)),
       step_sequences(meter::histogram("sluice_step_sequences", "Sequences of a step.", kSizes)),
+      batch_requests(meter::histogram("sluice_batch_requests",
+                                      "Requests of a batch, when it was flushed; no batches are made under "
+                                      "scheduler.policy continuous.",
+                                      kSizes)),
       request_prompt_tokens(meter::histogram("sluice_request_prompt_tokens", "Prompt length.", kLengths)),
       request_generated_tokens(
           meter::histogram("sluice_request_generated_tokens", "Generated length.", kLengths)) {
@@ -65,6 +71,12 @@ EngineMeters::EngineMeters()
                          FinishReason::deadline, FinishReason::failed}) {
     finished[size_t(r)] = &meter::counter("sluice_requests_finished_total", "Requests ended, by reason.",
                                           fmt::format("reason=\"{}\"", finish_reason_name(r)));
+  }
+  for (FlushReason r : {FlushReason::size, FlushReason::age, FlushReason::idle, FlushReason::serial}) {
+    batches[size_t(r)] = &meter::counter("sluice_batches_total",
+                                         "Batches flushed: size: full; age: its first request had waited long "
+                                         "enough; idle: nothing more arrived; serial: its turn.",
+                                         fmt::format("flush=\"{}\"", flush_reason_name(r)));
   }
   for (GraphUse use : {GraphUse::none, GraphUse::miss, GraphUse::hit}) {
     graph_steps[size_t(use)] = &meter::counter("sluice_graph_steps_total",

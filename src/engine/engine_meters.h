@@ -42,6 +42,22 @@ class DeviceShare {
   double busy_ = 0, gap_ = 0;
 };
 
+// The share of about the last thousand steps that computed a single sequence: batching that has collapsed shows
+// here at once.
+class OneSequenceShare {
+ public:
+  double after(int sequences) {
+    constexpr int kForget = 1024;
+    ++steps_;
+    alone_ += sequences == 1;
+    if (steps_ > kForget) steps_ /= 2, alone_ /= 2;
+    return alone_ / steps_;
+  }
+
+ private:
+  double steps_ = 0, alone_ = 0;
+};
+
 struct EngineMeters {
   EngineMeters();
 
@@ -64,7 +80,8 @@ struct EngineMeters {
   Counter& preemptions;
   Counter& steps;
   Counter& one_sequence_steps;
-  Counter& paused_steps;  // sequences left out of a step because their client does not read, summed
+  Gauge& one_sequence_share;  // 0..1, OneSequenceShare
+  Counter& paused_steps;      // sequences left out of a step because their client does not read, summed
 
   Histogram& first_token_seconds;
   Histogram& inter_token_seconds;
@@ -78,6 +95,8 @@ struct EngineMeters {
   std::array<Counter*, 3> graph_steps;  // by GraphUse
   Histogram& step_tokens;
   Histogram& step_sequences;
+  Histogram& batch_requests;          // of policies that make batches
+  std::array<Counter*, 5> batches{};  // by FlushReason; `none` stays null
   Histogram& request_prompt_tokens;
   Histogram& request_generated_tokens;
 };

@@ -404,6 +404,67 @@ TEST_P(EngineTest, AWarmStepAllocatesNothing) {
   EXPECT_EQ(engine_allocations(), before);
 }
 
+TEST_P(EngineTest, EveryBatchingPolicyAnswersTheSame) {
+  for (const Batching& batching :
+       {Batching{.kind = BatchingKind::serial},
+        Batching{BatchingKind::windowed,
+                 {.max_batch = 8, .max_wait_ns = 2'000'000, .idle_ns = 0, .span_ns = 0}},
+        Batching{BatchingKind::windowed,
+                 {.max_batch = 5, .max_wait_ns = 2'000'000, .idle_ns = 500'000, .span_ns = 3'000'000}}}) {
+    Scene scene;
+    scene.policy.batching = batching;
+    make(scene);
+    std::vector<Request> wishes;
+    std::deque<TestClient> clients;
+    for (int i = 0; i < 30; ++i)
+      wishes.push_back(wish(1 + i * 9 % 70, 1 + i * 5 % 20, uint64_t(i % 3) * uint64_t(i)));
+    for (const Request& r : wishes) clients.emplace_back(*engine_, r);
+    clients[7].stream->cancel();
+    for (size_t i = 0; i < clients.size(); ++i) {
+      clients[i].finish();
+      if (i != 7) {
+        EXPECT_EQ(clients[i].ids, expected(wishes[i])) << "request " << i;
+      }
+    }
+    expect_empty();
+    const bool serial = batching.kind == BatchingKind::serial;
+    int batches = 0;
+    for (const StepRecord& r : engine_->step_ledger()->last(StepLedger::kCapacity)) {
+      batches += r.batch > 0;
+      EXPECT_EQ(r.batch > 0, r.flushed_by != FlushReason::none);
+      EXPECT_LE(r.sequences, serial ? 1 : batching.window.max_batch);
+    }
+    EXPECT_GE(batches, serial ? 29 : 30 / batching.window.max_batch);
+    engine_.reset();
+  }
+}
+
+// Nothing but time makes the batch: the loop wakes for it.
+TEST_P(EngineTest, ABatchGathersUntilItIsFlushed) {
+  Scene scene;
+  scene.policy.batching = {BatchingKind::windowed,
+                           {.max_batch = 8, .max_wait_ns = 20'000'000, .idle_ns = 0, .span_ns = 0}};
+  make(scene);
+  EngineMeters meters;
+  const uint64_t flushed = meters.batches[size_t(FlushReason::age)]->value();
+  std::deque<TestClient> clients;
+  for (int i = 0; i < 3; ++i) clients.emplace_back(*engine_, wish(4, 3));
+  for (TestClient& client : clients) client.finish();
+  const RequestTimes& first = clients[0].stream->times();
+  EXPECT_GE(first.admitted - first.submitted, scene.policy.batching.window.max_wait_ns);
+  EXPECT_GT(meters.batches[size_t(FlushReason::age)]->value(), flushed);
+  expect_empty();
+}
+
+TEST(OneSequenceShareTest, IsOfRecentSteps) {
+  OneSequenceShare share;
+  EXPECT_EQ(share.after(1), 1);
+  EXPECT_EQ(share.after(2), 0.5);
+  EXPECT_EQ(share.after(9), 1.0 / 3);
+  for (int i = 0; i < 20000; ++i) share.after(1);
+  EXPECT_GT(share.after(1), 0.99);
+}
+
 TEST_P(EngineTest, TheNextStepIsBuiltWhileOneRuns) {
   make();
   runner_->hold();

@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/log.h"
+#include "engine/batching_settings.h"
 #include "engine/kv_size.h"
 #include "engine/replay_buckets.h"
 
@@ -181,7 +182,13 @@ Result<std::unique_ptr<Backend>> backend_for(const ModelSpec& spec, const Engine
 
 EngineConfig settled(const EngineConfig& config, const DeviceInfo& device) {
   EngineConfig c = config;
-  if (c.max_sequences == 0) c.max_sequences = device.is_card() ? 256 : 64;
+  if (c.max_sequences == 0) {
+    c.max_sequences = device.is_card() ? 256 : 64;
+    // A whole batch runs at the same time.
+    const Result<Batching> batching = batching_of(c.batching, 0);
+    if (batching && batching->kind == BatchingKind::windowed)
+      c.max_sequences = std::max(c.max_sequences, batching->window.max_batch);
+  }
   if (c.step_tokens == 0) c.step_tokens = device.is_card() ? 2048 : 512;
   // On a card a step of 128 generating sequences and 512 prompt tokens costs each row about what one of 2,048
   // does, and generated tokens ride along for a quarter of what they cost alone: small steps win
@@ -280,6 +287,8 @@ Result<ModelSteps> make_steps(const ModelSpec& spec, const Weights& weights, Bac
 
 Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const EngineConfig& wished) {
   const DeviceInfo device = model.backend.info();
+  const Result<Batching> batching = batching_of(wished.batching, wished.max_sequences);
+  if (!batching) return batching.error();
   auto made = make_steps(model.spec, model.weights, model.backend, wished);
   if (!made) return std::move(made).error();
   ModelSteps& steps = *made;
@@ -289,6 +298,8 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const Engi
   policy.mixed_prompt_tokens = steps.config.mixed_prompt_tokens;
   policy.max_queue = steps.config.max_queue;
   policy.min_progress = steps.config.block_tokens;
+  policy.batching = *batching;
+  LOG(info, "batching: {}", describe(*batching));
 
   EngineInfo info;
   info.spec = model.spec;

@@ -39,8 +39,8 @@ Result<std::unique_ptr<Backend>> make_backend(const std::string& device, const C
 Result<std::unique_ptr<Backend>> backend_for(const ModelSpec& spec, const EngineConfig& config,
                                              const std::string& device, const CpuOptions& cpu);
 
-// `config` with what is automatic decided for a device: 64 sequences and steps of 512 tokens on a CPU, 256 and
-// 2048 on a card.
+// `config` with what is automatic decided for a device: 64 sequences (more if a batch of the batching policy
+// may be larger) and steps of 512 tokens on a CPU, 256 and 2048 on a card.
 EngineConfig settled(const EngineConfig& config, const DeviceInfo& device);
 
 // What make_engine asks size_kv for, given what is free on `device` once the weights are in; `serve --dry-run`

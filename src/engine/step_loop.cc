@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include <algorithm>
+
 namespace sluice {
 
 // The loop. Each turn takes in what has arrived, takes back a finished step, and launches the next one while
@@ -18,13 +20,20 @@ void StepLoop::run() {
     notify_clients();
     if (committed || launched) continue;
     if (door_.quit.load() && scheduler_.idle() && executor_.in_flight() == 0) return;
-    door_.bell.wait(heard, executor_.free_step() ? scheduler_.next_deadline() : 0);
+    door_.bell.wait(heard, executor_.free_step() ? wake_at() : 0);
   }
+}
+
+// When there is something to plan though nothing rings: a deadline, or a batch that has gathered long enough.
+TimeNs StepLoop::wake_at() const {
+  const TimeNs deadline = scheduler_.next_deadline(), flush = scheduler_.next_flush();
+  return !deadline ? flush : !flush ? deadline : std::min(deadline, flush);
 }
 
 void StepLoop::drain_inbox() {
   LiveRequest* live = nullptr;
   while (inbox_.pop(live)) {
+    live->arrived_at = live->stream->times_.submitted;
     CHECK(scheduler_.add(live), "the door counts what is queued");
     if (live->stream->cancelled_.load() || door_.cancel_all.load())
       end_without_token(*live, FinishReason::cancelled, now_ns());

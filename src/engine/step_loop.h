@@ -51,6 +51,7 @@ class StepLoop {
   EngineStatus status() const;
 
  private:
+  TimeNs wake_at() const;
   void drain_inbox();
   void drop_cancelled();
   bool launch_next();
@@ -89,6 +90,7 @@ class StepLoop {
   int64_t next_step_ = 1;
   TimeNs work_since_ = 0;  // since when there has been something to compute without a break; 0: there is not
   DeviceShare device_share_;
+  OneSequenceShare one_sequence_share_;
 
   // Published for status().
   std::atomic<int> running_{0}, waiting_{0}, blocks_used_{0};

@@ -169,6 +169,8 @@ void StepLoop::record(Step& step, TimeNs commit_began) {
   r.preempted = step.plan.preempted;
   r.held_back = step.plan.held_back;
   r.stopped_by = step.plan.stopped_by;
+  r.flushed_by = step.plan.flushed_by;
+  r.batch = step.plan.batch;
   // What the device waited for lay with the host only from when there was something to compute.
   r.gap_ns = std::clamp<TimeNs>(r.execute_at - work_since_, 0, r.idle_ns);
   r.commit_ns = now_ns() - commit_began;
@@ -181,6 +183,7 @@ void StepLoop::record(Step& step, TimeNs commit_began) {
 void StepLoop::meter(const StepRecord& r) {
   meters_.steps.add();
   meters_.one_sequence_steps.add(r.sequences == 1);
+  meters_.one_sequence_share.set(one_sequence_share_.after(r.sequences));
   meters_.computed_tokens.add(uint64_t(r.tokens));
   meters_.discarded_tokens.add(uint64_t(r.discarded));
   meters_.preemptions.add(uint64_t(r.preempted));
@@ -191,6 +194,10 @@ void StepLoop::meter(const StepRecord& r) {
   meters_.graph_steps[size_t(r.graph)]->add();
   meters_.step_tokens.observe(r.tokens);
   meters_.step_sequences.observe(r.sequences);
+  if (r.batch) {
+    meters_.batch_requests.observe(r.batch);
+    meters_.batches[size_t(r.flushed_by)]->add();
+  }
 }
 
 void StepLoop::publish_status() {

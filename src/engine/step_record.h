@@ -53,6 +53,8 @@ struct StepRecord {
   // What happened, and why.
   int32_t admitted = 0, preempted = 0, held_back = 0, paused = 0;
   AdmissionStop stopped_by = AdmissionStop::none;
+  FlushReason flushed_by = FlushReason::none;  // a batch began with this step
+  int32_t batch = 0;                           // then its requests
   int32_t sampled = 0, discarded = 0, ended = 0;
 
   // Work as counted from shapes, not measured.

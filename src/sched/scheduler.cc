@@ -29,9 +29,11 @@ struct Scheduler::PlanState {
 };
 
 Scheduler::Scheduler(const Policy& policy, const KvLayout& layout, int blocks)
-    : policy_(policy), layout_(layout), pool_(blocks) {
+    : policy_(policy), layout_(layout), pool_(blocks), gate_(policy.batching) {
   CHECK(policy.max_running > 0 && policy.step_tokens >= policy.max_running);
   CHECK(layout.max_step_tokens >= policy.step_tokens);
+  CHECK(policy.batching.kind != BatchingKind::windowed ||
+        policy.batching.window.max_batch <= policy.max_running);
   CHECK(layout.peak_blocks(layout.max_length) <= blocks, "one sequence alone must fit the pool");
   for (int slot = policy.max_running - 1; slot >= 0; --slot) {
     tables_.push_back(std::make_unique<BlockTable>(layout));
@@ -47,6 +49,7 @@ bool Scheduler::add(Sequence* s) {
   s->order = next_order_++;
   s->state = SequenceState::waiting;
   waiting_.push_back(s);
+  gate_.note_arrival(*s);
   ++fresh_;
   const TimeNs deadline = s->request.deadline;
   if (deadline && (!next_deadline_ || deadline < next_deadline_)) next_deadline_ = deadline;
@@ -59,6 +62,7 @@ void Scheduler::plan(TimeNs now, StepPlan& plan) {
   for (const Sequence* s : running_)
     if (s->state != SequenceState::running) state.coming += s->table->held();
   expire(state);
+  gate_.ask(now, !running_.empty(), waiting_, plan);
   extend(state, true);
   if (policy_.mixed_prompt_tokens && !plan.empty()) state.budget = std::min(state.budget, mixed_budget(plan));
   extend(state, false);
@@ -74,7 +78,8 @@ int Scheduler::mixed_budget(const StepPlan& plan) const {
   int64_t backlog = 0;
   for (const Sequence* s : running_)
     if (s->state == SequenceState::running && s->wanted() > 1) backlog += s->wanted();
-  for (size_t i = 0; i < waiting_.size() && backlog < enough; ++i) backlog += waiting_[i]->wanted();
+  for (size_t i = 0; i < waiting_.size() && backlog < enough && gate_.lets_in(*waiting_[i]); ++i)
+    backlog += waiting_[i]->wanted();
   const int64_t chunk = std::max<int64_t>(kPerSequence * int64_t(plan.entries.size()), backlog / kBacklogSteps);
   return int(std::min<int64_t>(std::max<int64_t>(chunk, kLeastChunk), policy_.mixed_prompt_tokens));
 }
@@ -123,10 +128,11 @@ void Scheduler::admit(PlanState& state) {
       ++at;
       continue;
     }
-    const AdmissionStop stop = free_slots_.empty() ? AdmissionStop::slots
-                               : state.budget <= 0 ? AdmissionStop::budget
-                               : !fits(*s)         ? AdmissionStop::blocks
-                                                   : AdmissionStop::none;
+    const AdmissionStop stop = !gate_.lets_in(*s)    ? gate_.closed()
+                               : free_slots_.empty() ? AdmissionStop::slots
+                               : state.budget <= 0   ? AdmissionStop::budget
+                               : !fits(*s)           ? AdmissionStop::blocks
+                                                     : AdmissionStop::none;
     state.plan.stopped_by = stop;
     if (stop != AdmissionStop::none) return;
     start(s, state.now);

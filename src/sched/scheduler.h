@@ -1,6 +1,6 @@
-// Who computes what in the next step. Continuous batching: sequences join and leave between steps; those that
-// need one token come first, then prompts in chunks under the token budget; blocks are taken when a token needs
-// them, and taken back from the newest when the pool runs short.
+// Who computes what in the next step. Sequences join (when the batching policy lets them, batching.h) and leave
+// between steps; those that need one token come first, then prompts in chunks under the token budget; blocks
+// are taken when a token needs them, and taken back from the newest when the pool runs short.
 //
 // Owned by the engine thread. Time is passed in. Nothing allocates after construction.
 #pragma once
@@ -11,20 +11,21 @@
 
 #include "kv/block_pool.h"
 #include "kv/block_table.h"
+#include "sched/batching.h"
 #include "sched/step_plan.h"
 
 namespace sluice {
 
-// How to schedule, as a value. These numbers describe continuous batching, and a batch of one (max_running =
-// 1).
+// How to schedule, as a value.
 struct Policy {
   int max_running = 64;  // sequences that hold a slot
   int step_tokens =
       512;  // of one step, all sequences together; >= max_running, so one-token sequences always fit
   int mixed_prompt_tokens =
       0;  // of prompts in a step that also has one-token sequences; at most; 0: step_tokens is the limit
-  int max_queue = 1024;   // waiting for their first admission
-  int min_progress = 16;  // tokens generated since it was admitted before a sequence is a preferred victim
+  int max_queue = 1024;    // waiting for their first admission
+  int min_progress = 16;   // tokens generated since it was admitted before a sequence is a preferred victim
+  Batching batching = {};  // who may start when
 };
 
 class Scheduler {
@@ -56,6 +57,8 @@ class Scheduler {
   bool has_room() const { return fresh_ < policy_.max_queue; }
   // The clock at which plan() has a deadline to enforce; 0: none.
   TimeNs next_deadline() const { return next_deadline_; }
+  // The clock at which plan() begins a batch though nothing has arrived or landed; 0: no time alone makes it.
+  TimeNs next_flush() const { return gate_.next_flush(!running_.empty(), waiting_); }
   const Policy& policy() const { return policy_; }
 
  private:
@@ -76,6 +79,7 @@ class Scheduler {
   const Policy policy_;
   const KvLayout layout_;
   BlockPool pool_;
+  BatchGate gate_;
   std::vector<std::unique_ptr<BlockTable>> tables_;  // [max_running] by slot
   std::vector<int> free_slots_;
   std::vector<Sequence*> running_;

@@ -1,7 +1,9 @@
-// Random traffic through a fake executor, two steps in flight, with little memory: every request ends, nothing
-// leaks, no step exceeds its budget, nobody is overtaken. The invariants are checked at every step.
+// Random traffic through a fake executor, two steps in flight, with little memory, under every batching policy:
+// every request ends, nothing leaks, no step exceeds its budget, nobody is overtaken, nobody joins a batch. The
+// invariants are checked at every step.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <random>
@@ -41,7 +43,12 @@ class Simulation {
       if (flying_.size() < 2) {
         auto plan = std::make_unique<StepPlan>();
         plan->reserve(traffic_.policy.max_running, traffic_.policy.max_queue);
+        const std::vector<Sequence*> before(scheduler_->running().begin(), scheduler_->running().end());
         scheduler_->plan(now_, *plan);
+        const bool busy = std::any_of(before.begin(), before.end(), [&](Sequence* s) {
+          return std::find(plan->expired.begin(), plan->expired.end(), s) == plan->expired.end();
+        });
+        check_batch(*plan, busy);
         check_plan(*plan);
         for (Sequence* s : plan->expired) ended(s);
         if (!plan->empty()) flying_.push_back(std::move(plan));
@@ -63,6 +70,7 @@ class Simulation {
     for (const auto& s : sequences_) n += s->preemptions;
     return n;
   }
+  int batches() const { return batches_; }
   int64_t computed_tokens() const { return computed_tokens_; }
   int64_t needed_tokens() const {
     int64_t n = 0;
@@ -84,6 +92,7 @@ class Simulation {
     if (chance(traffic_.deadline_share)) r.deadline = now_ + between(1, 200);
     auto s = std::make_unique<Sequence>(std::move(r));
     s->needs_host_state = chance(traffic_.host_state_share);
+    s->arrived_at = now_;
     if (!scheduler_->add(s.get())) {
       ++refused_;
       return;
@@ -107,6 +116,36 @@ class Simulation {
   void ended(Sequence* s) {
     ASSERT_TRUE(s->ended());
     ++finished_;
+  }
+
+  // Who belongs to a batch is reckoned when it is flushed, from its size and the queue's order.
+  void check_batch(const StepPlan& plan, bool busy) {
+    const Batching& batching = traffic_.policy.batching;
+    const auto running = scheduler_->running(), waiting = scheduler_->waiting();
+    if (plan.flushed_by != FlushReason::none) {
+      ASSERT_FALSE(busy) << "a batch began while another ran";
+      ASSERT_GT(plan.batch, 0);
+      ASSERT_LE(plan.batch, batching.kind == BatchingKind::serial ? 1 : batching.window.max_batch);
+      std::vector<const Sequence*> all(running.begin(), running.end());
+      all.insert(all.end(), waiting.begin(), waiting.end());
+      batch_through_ = all.at(size_t(plan.batch) - 1)->order;
+      batch_since_ = all.front()->arrived_at;
+      ++batches_;
+    }
+    if (batching.kind == BatchingKind::continuous) {
+      ASSERT_EQ(plan.flushed_by, FlushReason::none);
+      ASSERT_EQ(scheduler_->next_flush(), 0);
+      return;
+    }
+    for (const Sequence* s : running) {
+      ASSERT_LE(s->order, batch_through_) << "a newcomer joined a batch";
+      const TimeNs span = batching.window.span_ns;
+      ASSERT_TRUE(batching.kind == BatchingKind::serial || span == 0 || s->arrived_at - batch_since_ <= span);
+    }
+    ASSERT_TRUE(batching.kind != BatchingKind::serial || running.size() <= 1);
+    const bool gathers = running.empty() && !waiting.empty() && waiting.front()->order > batch_through_;
+    ASSERT_EQ(scheduler_->next_flush() != 0, gathers);
+    ASSERT_TRUE(!gathers || scheduler_->next_flush() > now_) << "it would be asked again and again";
   }
 
   void check_plan(const StepPlan& plan) {
@@ -176,16 +215,31 @@ class Simulation {
   TimeNs now_ = 0;
   int arrived_ = 0, started_ = 0, finished_ = 0, refused_ = 0;
   int64_t computed_tokens_ = 0;
-  uint64_t last_admitted_ = 0;
+  uint64_t last_admitted_ = 0, batch_through_ = 0;
+  TimeNs batch_since_ = 0;
+  int batches_ = 0;
 };
 
-TEST(SchedulerTraffic, EveryRequestEndsAndNothingLeaks) {
-  int preemptions = 0;
+// Windows with and without each of their triggers.
+Batching batching_of(BatchingKind kind, uint32_t seed, int max_running) {
+  Batching b{kind};
+  b.window.max_batch = int(1 + seed % uint32_t(max_running));
+  b.window.max_wait_ns = seed % 7;
+  b.window.idle_ns = seed % 4;
+  b.window.span_ns = seed % 5 ? TimeNs(seed % 7 + seed % 11) : 0;
+  return b;
+}
+
+class TrafficUnderPolicy : public testing::TestWithParam<BatchingKind> {};
+
+TEST_P(TrafficUnderPolicy, EveryRequestEndsAndNothingLeaks) {
+  int preemptions = 0, batches = 0;
   for (uint32_t seed = 1; seed <= 150; ++seed) {
     Traffic t;
     t.seed = seed;
     t.policy = {
         .max_running = int(1 + seed % 9), .step_tokens = int(9 + seed % 50), .max_queue = int(2 + seed % 30)};
+    t.policy.batching = batching_of(GetParam(), seed, t.policy.max_running);
     t.blocks = int(seed % 16);
     if (seed % 3 == 1) t.windows = {0, 10};
     if (seed % 3 == 2) t.windows = {7, 0, 30};
@@ -193,9 +247,20 @@ TEST(SchedulerTraffic, EveryRequestEndsAndNothingLeaks) {
     run.run();
     ASSERT_FALSE(testing::Test::HasFatalFailure()) << "seed " << seed;
     preemptions += run.preemptions();
+    batches += run.batches();
   }
-  EXPECT_GT(preemptions, 100) << "the pool was never under pressure";
+  if (GetParam() == BatchingKind::serial) {
+    EXPECT_EQ(preemptions, 0) << "one alone always fits";
+  } else {
+    EXPECT_GT(preemptions, GetParam() == BatchingKind::continuous ? 100 : 10)
+        << "the pool was never under pressure";
+  }
+  EXPECT_EQ(batches > 0, GetParam() != BatchingKind::continuous);
 }
+INSTANTIATE_TEST_SUITE_P(Policies, TrafficUnderPolicy,
+                         testing::Values(BatchingKind::continuous, BatchingKind::windowed,
+                                         BatchingKind::serial),
+                         [](const auto& info) { return std::string(batching_name(info.param)); });
 
 // Everything arrives at once, memory for about two; all must get through without computing the same again and
 // again.

@@ -32,6 +32,8 @@ struct Sequence {
   // Its next step needs what the last one sampled, on the host (penalties over its history): nothing sampled
   // may then be in flight while it is planned. Set before it is added.
   bool needs_host_state = false;
+  TimeNs arrived_at =
+      0;  // when the engine was asked for it; batching policies count from here. Set before it is added.
   // Its client reads too slowly: it is not planned, and is the first to give up its blocks. Set between plans.
   bool paused = false;
 

@@ -17,8 +17,9 @@ struct PlanEntry {
   bool samples = false;  // the last of them is the last that is known: the next is sampled from it
 };
 
-// What kept the first waiting sequence out of this step.
-enum class AdmissionStop : uint8_t { none, slots, blocks, budget, slow_client };
+// What kept the first waiting sequence out of this step; `window` and `serial`: the batching policy did, since
+// it belongs to a later batch.
+enum class AdmissionStop : uint8_t { none, slots, blocks, budget, slow_client, window, serial };
 
 constexpr const char* admission_stop_name(AdmissionStop stop) {
   switch (stop) {
@@ -32,6 +33,29 @@ constexpr const char* admission_stop_name(AdmissionStop stop) {
       return "budget";
     case AdmissionStop::slow_client:
       return "slow_client";
+    case AdmissionStop::window:
+      return "window";
+    case AdmissionStop::serial:
+      return "serial";
+  }
+  return "?";
+}
+
+// Why a batch began in this step (batching.h).
+enum class FlushReason : uint8_t { none, size, age, idle, serial };
+
+constexpr const char* flush_reason_name(FlushReason reason) {
+  switch (reason) {
+    case FlushReason::none:
+      return "none";
+    case FlushReason::size:
+      return "size";
+    case FlushReason::age:
+      return "age";
+    case FlushReason::idle:
+      return "idle";
+    case FlushReason::serial:
+      return "serial";
   }
   return "?";
 }
@@ -44,6 +68,8 @@ struct StepPlan {
   int preempted = 0;  // gave up their blocks, or will when they land
   int held_back = 0;  // wanted tokens but got no block in this step
   AdmissionStop stopped_by = AdmissionStop::none;
+  FlushReason flushed_by = FlushReason::none;  // a batch began, by a policy that makes batches
+  int batch = 0;                               // then its members; they may take several steps to be admitted
 
   // Room for all that may ever be in it.
   void reserve(int max_running, int max_queue) {
@@ -54,8 +80,9 @@ struct StepPlan {
   void reset() {
     entries.clear();
     expired.clear();
-    tokens = admitted = preempted = held_back = 0;
+    tokens = admitted = preempted = held_back = batch = 0;
     stopped_by = AdmissionStop::none;
+    flushed_by = FlushReason::none;
   }
 };
 
