@@ -10,6 +10,7 @@
 #include <deque>
 #include <utility>
 
+#include "engine/batching_settings.h"
 #include "engine/kv_size.h"
 #include "model/dummy_checkpoint.h"
 
@@ -356,6 +357,10 @@ Status Parser::check() const {
   if (!known_device(config.model.device))
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("device: expected auto, cpu or cuda[:N], got '{}'", config.model.device)};
+  if (const auto batching = batching_of(config.model.engine.batching, config.model.engine.max_sequences);
+      !batching)
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("{}: {}", batching.error().field, batching.error().message)};
   const bool has_model = !line_.config.model.path.empty();
   const BenchServeOptions& s = line_.bench_serve;
   switch (line_.command) {

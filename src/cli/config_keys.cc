@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <limits>
 
@@ -51,6 +52,31 @@ const Key kKeys[] = {
     {"engine.graphs", "engine", "", SLOT(model.engine.graphs), 0, 0, "",
      "On a card, record the steps of decoding at start and replay them (the default); without, each step is "
      "launched op by op. No effect on a CPU."},
+
+    {"scheduler.policy", "sched", "", SLOT(model.engine.batching.policy), 0, 0, "|continuous|windowed|serial",
+     "Who may start when: continuous: everyone, as soon as there is room; windowed: arrivals gather and run "
+     "together, then the next; serial: one request at a time. Empty: windowed with "
+     "inference.dynamic_batching.enabled, else continuous."},
+    {"scheduler.window.window_ms", "sched", "ms", SLOT(model.engine.batching.window.window_ms), 1, 60000, "",
+     "Under windowed: requests of one batch arrived within so long after its first; at least "
+     "batch_timeout_ms."},
+    {"scheduler.window.max_batch_size", "sched", "requests", SLOT(model.engine.batching.window.max_batch_size),
+     1, 4096, "",
+     "Under windowed: requests that make a batch full, which starts it; at most engine.max_sequences."},
+    {"scheduler.window.min_trigger_interval_ms", "sched", "ms",
+     SLOT(model.engine.batching.window.min_trigger_interval_ms), 1, 60000, "",
+     "Under windowed: a batch starts when nothing has arrived for so long; at most batch_timeout_ms."},
+    {"scheduler.window.batch_timeout_ms", "sched", "ms", SLOT(model.engine.batching.window.batch_timeout_ms), 1,
+     60000, "", "Under windowed: a batch starts when its first request has waited for so long."},
+
+    {"inference.dynamic_batching.enabled", "sched", "", SLOT(model.engine.batching.dynamic.enabled), 0, 0, "",
+     "Selects scheduler.policy windowed with the two numbers below in place of scheduler.window."},
+    {"inference.dynamic_batching.max_batch_size", "sched", "requests",
+     SLOT(model.engine.batching.dynamic.max_batch_size), 1, 4096, "",
+     "Requests that make a batch full, which starts it; at most engine.max_sequences."},
+    {"inference.dynamic_batching.batch_wait_timeout_ms", "sched", "ms",
+     SLOT(model.engine.batching.dynamic.batch_wait_timeout_ms), 0, 60000, "",
+     "A batch starts when its first request has waited for so long; 0: at once."},
 
     {"gpu.memory_fraction", "engine", "", SLOT(model.engine.gpu_memory_fraction), 0, 1, "",
      "Of a card's memory, what weights, activations and the KV cache may take together (0.9 by default); other "
@@ -220,11 +246,19 @@ std::string schema_leaf(const Key& key, const KeySlot& slot) {
   return json;
 }
 
-std::string_view section_of(std::string_view name) {
-  const size_t dot = name.find('.');
-  return dot == std::string_view::npos ? std::string_view() : name.substr(0, dot);
+// "a.b.c" as its sections and its leaf. Keys of one section stand together in the table.
+std::vector<std::string_view> sections_of(std::string_view name) {
+  std::vector<std::string_view> sections;
+  for (size_t dot; (dot = name.find('.')) != std::string_view::npos; name.remove_prefix(dot + 1))
+    sections.push_back(name.substr(0, dot));
+  return sections;
 }
-std::string_view leaf_of(std::string_view name) { return name.substr(name.find('.') + 1); }
+std::string_view leaf_of(std::string_view name) { return name.substr(name.rfind('.') + 1); }
+
+// How many sections two keys share.
+size_t shared(std::span<const std::string_view> a, std::span<const std::string_view> b) {
+  return size_t(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+}
 
 }  // namespace
 
@@ -259,12 +293,13 @@ Status set_key(Config& config, std::string_view name, const std::string& value) 
 std::string print_config(const Config& config) {
   Config shown_config = config;
   std::string out = "# Every key of sluice.yaml with its present value.\n";
-  std::string_view section;
+  std::vector<std::string_view> open;
   for (const Key& key : kKeys) {
-    const std::string_view at = section_of(key.name);
-    if (at != section && !at.empty()) out += fmt::format("\n{}:\n", at);
-    section = at;
-    const char* indent = at.empty() ? "" : "  ";
+    const std::vector<std::string_view> sections = sections_of(key.name);
+    for (size_t i = shared(open, sections); i < sections.size(); ++i)
+      out += fmt::format("{}{:{}}{}:\n", i == 0 ? "\n" : "", "", 2 * i, sections[i]);
+    open = sections;
+    const std::string indent(2 * open.size(), ' ');
     const std::string value =
         is_secret(key) ? "[]" : std::visit([](auto* v) { return shown(v); }, key.slot(shown_config));
     out += fmt::format("{}{}: {}  # {}{}\n", indent, leaf_of(key.name), value,
@@ -283,25 +318,23 @@ std::string print_schema() {
   out.key("type").string("object");
   out.key("additionalProperties").boolean(false);
   out.key("properties").begin_object();
-  std::string_view section;
-  const auto close_section = [&] {
-    if (!section.empty()) out.end_object().end_object();
+  std::vector<std::string_view> open;
+  const auto close_down_to = [&](size_t depth) {
+    for (; open.size() > depth; open.pop_back()) out.end_object().end_object();
   };
   for (const Key& key : kKeys) {
-    const std::string_view at = section_of(key.name);
-    if (at != section) {
-      close_section();
-      section = at;
-      if (!at.empty()) {
-        out.key(at).begin_object();
-        out.key("type").string("object");
-        out.key("additionalProperties").boolean(false);
-        out.key("properties").begin_object();
-      }
+    const std::vector<std::string_view> sections = sections_of(key.name);
+    close_down_to(shared(open, sections));
+    for (size_t i = open.size(); i < sections.size(); ++i) {
+      open.push_back(sections[i]);
+      out.key(sections[i]).begin_object();
+      out.key("type").string("object");
+      out.key("additionalProperties").boolean(false);
+      out.key("properties").begin_object();
     }
     out.key(leaf_of(key.name)).raw(schema_leaf(key, key.slot(defaults)));
   }
-  close_section();
+  close_down_to(0);
   out.end_object().end_object();
   return json + "\n";
 }

@@ -51,9 +51,9 @@ TEST_F(ConfigFile, UnknownKeysAreRefusedWithLineAndNearestName) {
   EXPECT_EQ(error("enigne:\n  max_sequences: 4\n"),
             "1: unknown key 'enigne.max_sequences'; did you mean 'engine.max_sequences'?");
   EXPECT_EQ(error("zzzzzzzzzzzzzz: 1\n"), "1: unknown key 'zzzzzzzzzzzzzz'");
-  // A later issue's: refused as long as it would have no effect.
-  EXPECT_EQ(error("inference:\n  dynamic_batching:\n    enabled: true\n"),
-            "1: unknown key 'inference.dynamic_batching.enabled'");
+  EXPECT_EQ(error("inference:\n  dynamic_batching:\n    enable: true\n"),
+            "3: unknown key 'inference.dynamic_batching.enable'; did you mean "
+            "'inference.dynamic_batching.enabled'?");
 }
 
 TEST_F(ConfigFile, WrongValuesAreNamed) {
@@ -79,6 +79,36 @@ TEST_F(ConfigFile, WrongShapesAreNamed) {
   EXPECT_TRUE(error("server: {port: 1\n").starts_with("2: ")) << error("server: {port: 1\n");
 }
 
+TEST_F(ConfigFile, DynamicBatchingIsReadAsWritten) {
+  const BatchingSettings defaults = config_.model.engine.batching;
+  EXPECT_EQ(defaults.policy, "");
+  EXPECT_FALSE(defaults.dynamic.enabled);
+  EXPECT_EQ(defaults.dynamic.max_batch_size, 32);
+  EXPECT_EQ(defaults.dynamic.batch_wait_timeout_ms, 15);
+  ASSERT_TRUE(
+      load("inference:\n  dynamic_batching:\n    enabled: true\n    max_batch_size: 16\n    "
+           "batch_wait_timeout_ms: 5\n"));
+  const BatchingSettings& read = config_.model.engine.batching;
+  EXPECT_TRUE(read.dynamic.enabled);
+  EXPECT_EQ(read.dynamic.max_batch_size, 16);
+  EXPECT_EQ(read.dynamic.batch_wait_timeout_ms, 5);
+  EXPECT_EQ(read.window, defaults.window);
+}
+
+TEST_F(ConfigFile, TheSlidingWindowIsReadAsWritten) {
+  const auto& window = config_.model.engine.batching.window;
+  EXPECT_EQ(window, (BatchingSettings::Window{200, 128, 50, 100}));
+  ASSERT_TRUE(
+      load("scheduler:\n  policy: windowed\n  window: {window_ms: 20, max_batch_size: 12, "
+           "min_trigger_interval_ms: 5, batch_timeout_ms: 10}\n"));
+  EXPECT_EQ(config_.model.engine.batching.policy, "windowed");
+  EXPECT_EQ(window, (BatchingSettings::Window{20, 12, 5, 10}));
+  EXPECT_EQ(error("scheduler:\n  policy: random\n"),
+            "2: scheduler.policy: expected one of continuous, windowed, serial, got 'random'");
+  EXPECT_EQ(error("scheduler:\n  window:\n    window_ms: 0\n"),
+            "3: scheduler.window.window_ms: expected an integer from 1 to 60000, got '0'");
+}
+
 TEST_F(ConfigFile, MissingFileIsNamed) {
   EXPECT_EQ(load_config_file(config_, "/nowhere/sluice.yaml").error().message,
             "/nowhere/sluice.yaml: cannot be read");
@@ -88,12 +118,16 @@ TEST_F(ConfigFile, PrintedConfigReadsBackAsItself) {
   config_.server.port = 1234;
   config_.model.path = "a \"quoted\" path";
   config_.model.cpu.instruction_set = "avx2";
+  config_.model.engine.batching.dynamic.max_batch_size = 7;
   const std::string printed = print_config(config_);
   config_ = Config();
   ASSERT_TRUE(load(printed));
   EXPECT_EQ(config_.server.port, 1234);
   EXPECT_EQ(config_.model.path, "a \"quoted\" path");
   EXPECT_EQ(config_.model.cpu.instruction_set, "avx2");
+  EXPECT_EQ(config_.model.engine.batching.dynamic.max_batch_size, 7);
+  EXPECT_NE(printed.find("\ninference:\n  dynamic_batching:\n    enabled: false"), std::string::npos)
+      << printed;
   EXPECT_EQ(print_config(config_), printed);
 }
 
@@ -130,7 +164,7 @@ TEST(ConfigKeys, SchemaListsEveryKey) {
   const std::string schema = print_schema();
   for (const Key& key : config_keys()) {
     const std::string name = key.name;
-    EXPECT_NE(schema.find('"' + name.substr(name.find('.') + 1) + '"'), std::string::npos) << name;
+    EXPECT_NE(schema.find('"' + name.substr(name.rfind('.') + 1) + '"'), std::string::npos) << name;
   }
 }
 

@@ -130,7 +130,11 @@ Result<std::string> describe_start(const Config& config) {
   const Result<KvSize> kv =
       size_kv(kv_wish(plan.spec, settled(config.model.engine, device), **backend, loaded));
   if (!kv) return kv.error();
-  return describe(plan) + fmt::format("  {:24}{}\n", "KV cache", kv->reason);
+  const Result<Batching> batching =
+      batching_of(config.model.engine.batching, config.model.engine.max_sequences);
+  if (!batching) return batching.error();
+  return describe(plan) +
+         fmt::format("  {:24}{}\n  {:24}{}\n", "KV cache", kv->reason, "batching", describe(*batching));
 }
 
 }  // namespace sluice::cli
