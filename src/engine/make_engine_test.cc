@@ -110,5 +110,28 @@ TEST_F(OnASmallCard, WhatTheKernelsCannotIsRefused) {
   expect(start(), ErrorCode::kUnsupported, {"at most 1024; change it, or use --device cpu"});
 }
 
+TEST(Settled, ThereIsRoomForAWholeBatch) {
+  const DeviceInfo cpu;
+  EngineConfig config;
+  EXPECT_EQ(settled(config, cpu).max_sequences, 64);
+  config.batching.policy = "windowed";
+  EXPECT_EQ(settled(config, cpu).max_sequences, 128);
+  config.batching.policy.clear();
+  config.batching.dynamic.enabled = true;
+  EXPECT_EQ(settled(config, cpu).max_sequences, 64) << "batches of 32";
+  config.max_sequences = 40;
+  EXPECT_EQ(settled(config, cpu).max_sequences, 40);
+}
+
+TEST_F(OnASmallCard, AContradictionIsRefused) {
+  config_.batching.policy = "windowed";
+  const auto weights = load_weights(*checkpoint_, spec_, card_, {});
+  ASSERT_TRUE(weights);
+  const auto engine = make_engine({spec_, *weights, card_, {}}, config_);
+  ASSERT_FALSE(engine);
+  EXPECT_EQ(engine.error().field, "scheduler.window.max_batch_size");
+  expect(engine.error(), ErrorCode::kInvalidArgument, {"at most engine.max_sequences (4), not 128"});
+}
+
 }  // namespace
 }  // namespace sluice
