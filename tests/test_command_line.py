@@ -65,7 +65,7 @@ def test_dry_run_loads_nothing_and_says_what_would_be():
 
 
 @pytest.mark.parametrize("flags, named", [(("--chat-template", "/nowhere.jinja"), "/nowhere.jinja"), (("--ctx", "9000"), "8192"),
-                                          (("--device", "cuda"), "CUDA"), (("--kv-bytes", "1"), "kv_bytes")])
+                                          (("--device", "cuda:99"), "device"), (("--kv-bytes", "1"), "kv_bytes")])
 def test_dry_run_refuses_what_a_start_refuses(flags, named):
     done = run_sluice("serve", SMOLLM2, "--dry-run", *flags)
     assert done.returncode == 1
