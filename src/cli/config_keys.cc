@@ -41,8 +41,8 @@ const Key kKeys[] = {
      "Most prompt tokens of one step while other sequences are generating: fewer give steadier streams, more "
      "bring "
      "prompts to their first token sooner. 0: 640 on a card, step_tokens on a CPU."},
-    {"engine.block_tokens", "kv", "tokens", SLOT(model.engine.block_tokens), 8, 64, "",
-     "Tokens in one block of the KV cache; on a card 16, 32 or 64."},
+    {"engine.block_tokens", "kv", "tokens", SLOT(model.engine.block_tokens), 16, 64, "",
+     "Tokens in one block of the KV cache: 16, 32 or 64 (48 on a CPU only)."},
     {"engine.kv_bytes", "kv", "bytes", SLOT(model.engine.kv_bytes), 0, kNoLimit, "",
      "Memory of the KV cache; 0: chosen from free memory and the model's context."},
     {"engine.max_context", "engine", "tokens", SLOT(model.engine.max_context), 0, kMaxInt, "",

@@ -69,10 +69,11 @@ Status check_device(const Backend& backend, const ModelSpec& spec, const EngineC
                         .max_sequences = settled.max_sequences});
 }
 
-// The way out for those who asked for a card.
-Error advised(Error error) {
-  error.message +=
-      error.field.starts_with("engine.") ? "; change it, or use --device cpu" : "; use --device cpu";
+// The way out: for those who asked for a card, the CPU.
+Error advised(Error error, bool card = true) {
+  if (card)
+    error.message +=
+        error.field.starts_with("engine.") ? "; change it, or use --device cpu" : "; use --device cpu";
   return error;
 }
 
@@ -174,7 +175,8 @@ Result<std::unique_ptr<Backend>> backend_for(const ModelSpec& spec, const Engine
   Status runs = check_device(**made, spec, settled(config, (*made)->info()));
   if (runs) return made;
   // A setting is for its owner to change; a model's shape is nobody's choice.
-  if (device != "auto" || !runs.error().field.empty()) return advised(std::move(runs).error());
+  if (device != "auto" || !runs.error().field.empty())
+    return advised(std::move(runs).error(), (*made)->info().is_card());
   LOG(warn, "device: the CPU, since the card cannot run this model: {}", runs.error().message);
   made = make_cpu_backend(cpu);
   return made;
@@ -233,7 +235,8 @@ Result<ModelSteps> make_steps(const ModelSpec& spec, const Weights& weights, Bac
   steps.config = settled(wished, device);
   const EngineConfig& config = steps.config;
   if (Status ok = check_config(config); !ok) return std::move(ok).error();
-  if (Status ok = check_device(backend, spec, config); !ok) return advised(std::move(ok).error());
+  if (Status ok = check_device(backend, spec, config); !ok)
+    return advised(std::move(ok).error(), device.is_card());
   const LayerGroups groups = layer_groups(spec);
   const int max_tokens = std::max(config.step_tokens, config.max_sequences);  // one for each always fits
   steps.limits = {max_tokens, config.max_sequences, config.graphs && backend.can_record()};

@@ -64,23 +64,32 @@ void Scheduler::plan(TimeNs now, StepPlan& plan) {
   expire(state);
   gate_.ask(now, !running_.empty(), waiting_, plan);
   extend(state, true);
-  if (policy_.mixed_prompt_tokens && !plan.empty()) state.budget = std::min(state.budget, mixed_budget(plan));
+  if (const int generating = policy_.mixed_prompt_tokens ? count_generating() : 0)
+    state.budget = std::min(state.budget, mixed_budget(generating));
   extend(state, false);
   admit(state);
 }
 
-// Prompt tokens beside `plan`'s sequences, which generate and should not wait long. A step of few rows is bound
+// Those whose next token others' prompts would hold up; also one that sits this step out because its sample is
+// still in flight (penalties).
+int Scheduler::count_generating() const {
+  return int(std::count_if(running_.begin(), running_.end(), [](const Sequence* s) {
+    return s->state == SequenceState::running && !s->paused && s->wanted() <= 1;
+  }));
+}
+
+// Prompt tokens beside sequences that generate and should not wait long. A step of few rows is bound
 // by reading weights, so a small chunk is nearly free there; as many tokens as keep up with those that end (a
 // few per generating sequence) do while few wait; a backlog brings it up to the limit.
-int Scheduler::mixed_budget(const StepPlan& plan) const {
+int Scheduler::mixed_budget(int generating) const {
   constexpr int kLeastChunk = 128, kPerSequence = 5, kBacklogSteps = 4;
   const int64_t enough = int64_t(kBacklogSteps) * policy_.mixed_prompt_tokens;
   int64_t backlog = 0;
   for (const Sequence* s : running_)
-    if (s->state == SequenceState::running && s->wanted() > 1) backlog += s->wanted();
+    if (s->state == SequenceState::running && !s->paused && s->wanted() > 1) backlog += int64_t(s->ids.size());
   for (size_t i = 0; i < waiting_.size() && backlog < enough && gate_.lets_in(*waiting_[i]); ++i)
     backlog += waiting_[i]->wanted();
-  const int64_t chunk = std::max<int64_t>(kPerSequence * int64_t(plan.entries.size()), backlog / kBacklogSteps);
+  const int64_t chunk = std::max<int64_t>(int64_t(kPerSequence) * generating, backlog / kBacklogSteps);
   return int(std::min<int64_t>(std::max<int64_t>(chunk, kLeastChunk), policy_.mixed_prompt_tokens));
 }
 

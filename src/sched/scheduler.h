@@ -63,7 +63,8 @@ class Scheduler {
 
  private:
   struct PlanState;
-  int mixed_budget(const StepPlan& plan) const;
+  int count_generating() const;
+  int mixed_budget(int generating) const;
   void expire(PlanState& state);
   void extend(PlanState& state, bool one_token);
   void admit(PlanState& state);

@@ -87,9 +87,9 @@ TEST_F(SchedulerTest, BesideOthersThatGenerateAPromptTakesSmallerSteps) {
   EXPECT_EQ(entry(mixed, a)->count, 1);
   EXPECT_EQ(entry(mixed, b)->count, 128) << "nearly free beside a batch of one";
   land();
-  Sequence* c = add(800, 2);
+  Sequence* c = add(400, 2);
   const StepPlan& pressed = plan();
-  EXPECT_EQ(entry(pressed, b)->count, (500 - 128 + 800) / 4) << "a quarter of all that waits";
+  EXPECT_EQ(entry(pressed, b)->count, (500 + 400) / 4) << "a quarter of what waits, begun or not";
   EXPECT_EQ(entry(pressed, c), nullptr);
   land();
   add(4000, 2);
@@ -99,6 +99,18 @@ TEST_F(SchedulerTest, BesideOthersThatGenerateAPromptTakesSmallerSteps) {
   scheduler->end(b, FinishReason::cancelled);
   EXPECT_EQ(plan().tokens, 1024) << "nobody generates: the whole step";
   land();
+}
+
+TEST_F(SchedulerTest, ASequenceThatSitsAStepOutStillKeepsPromptsSmall) {
+  make({.max_running = 8, .step_tokens = 1024, .mixed_prompt_tokens = 128}, 4096, {0}, 8192);
+  Sequence* a = add(3, 9);
+  a->needs_host_state = true;
+  plan();  // its first token is in flight
+  Sequence* b = add(500, 2);
+  const StepPlan& beside = plan();
+  EXPECT_EQ(entry(beside, a), nullptr);
+  EXPECT_EQ(entry(beside, b)->count, 128);
+  land(), land();
 }
 
 TEST_F(SchedulerTest, TheNextTokenIsPlannedWhileItsPredecessorIsInFlight) {

@@ -38,6 +38,12 @@ class CpuBackend final : public Backend {
   DeviceInfo info() const override {
     return {cpu_name(), isa_name(isa_), team_.size(), available_memory_bytes()};
   }
+  Status check(const DeviceNeeds& needs) const override {
+    if (needs.block_tokens % kPageTokens == 0) return {};
+    return Error{ErrorCode::kInvalidArgument,
+                 "must be a multiple of 16 (the CPU's kernels work on pages of 16 tokens)",
+                 "engine.block_tokens"};
+  }
   Buffer alloc(size_t bytes) override {
     void* p = allocate_zeroed(bytes);
     CHECK(p != nullptr || !reserved_, "out of memory");
