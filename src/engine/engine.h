@@ -57,8 +57,9 @@ class RequestStream {
 
   // Next event, in order. False: none yet (a `notify` will come).
   bool pop(TokenEvent& out);
-  // Drops the sequence within one step; its last event is FinishReason::cancelled, unless it had ended before.
-  void cancel();
+  // The client wants no more: drops the sequence within one step, and counts it as `why` (stop: its answer is
+  // complete, a stop string was found). Its last event says so, unless it had ended before.
+  void cancel(FinishReason why = FinishReason::cancelled);
 
   // Log-probabilities of prompt tokens 1..n-1 (the first has none), complete before the first event is popped.
   const std::vector<TokenLogprobs>& prompt_logprobs() const { return prompt_logprobs_; }
@@ -69,7 +70,7 @@ class RequestStream {
   friend class StepLoop;        // fills it
   friend class ScriptedEngine;  // the double of it in tests of the rooms above
   SpscRing<TokenEvent> events_;
-  std::atomic<bool> cancelled_{false};
+  std::atomic<FinishReason> unwanted_{FinishReason::none};  // set once, by cancel
   std::atomic<bool> notified_{false};  // set by the engine when it notifies, cleared by pop when it runs dry
   std::atomic<bool> paused_{false};    // the engine waits for room; the next pop wakes it
   std::function<void()> notify_;

@@ -269,6 +269,20 @@ TEST_P(EngineTest, AFullQueueRefuses) {
   }
 }
 
+TEST_P(EngineTest, AnAnswerThatIsCompleteEndsAsStopped) {
+  make();
+  runner_->hold();
+  const int begun = runner_->begun();
+  TestClient client(*engine_, wish(40, 100));
+  runner_->await_begun(begun + 1);
+  client.stream->cancel(FinishReason::stop);
+  client.stream->cancel();  // the first word counts
+  client.finish();
+  EXPECT_EQ(client.reason, FinishReason::stop);
+  runner_->let_go();
+  expect_empty();
+}
+
 TEST_P(EngineTest, CancellingFreesWithinAStep) {
   make();
   runner_->hold();

@@ -15,8 +15,9 @@ bool RequestStream::pop(TokenEvent& out) {
   return got;
 }
 
-void RequestStream::cancel() {
-  if (cancelled_.exchange(true)) return;
+void RequestStream::cancel(FinishReason why) {
+  FinishReason none = FinishReason::none;
+  if (!unwanted_.compare_exchange_strong(none, why)) return;
   door_->cancels.fetch_add(1);
   door_->bell.ring();
 }

@@ -30,13 +30,20 @@ TimeNs StepLoop::wake_at() const {
   return !deadline ? flush : !flush ? deadline : std::min(deadline, flush);
 }
 
+bool StepLoop::is_unwanted(const LiveRequest& live) const {
+  return door_.cancel_all.load() || live.stream->unwanted_.load() != FinishReason::none;
+}
+FinishReason StepLoop::why_unwanted(const LiveRequest& live) const {
+  const FinishReason why = live.stream->unwanted_.load();
+  return why == FinishReason::none ? FinishReason::cancelled : why;
+}
+
 void StepLoop::drain_inbox() {
   LiveRequest* live = nullptr;
   while (inbox_.pop(live)) {
     live->arrived_at = live->stream->times_.submitted;
     CHECK(scheduler_.add(live), "the door counts what is queued");
-    if (live->stream->cancelled_.load() || door_.cancel_all.load())
-      end_without_token(*live, FinishReason::cancelled, now_ns());
+    if (is_unwanted(*live)) end_without_token(*live, why_unwanted(*live), now_ns());
   }
 }
 
@@ -44,16 +51,15 @@ void StepLoop::drop_cancelled() {
   const uint64_t cancels = door_.cancels.load();
   if (cancels == cancels_seen_) return;
   cancels_seen_ = cancels;
-  const bool all = door_.cancel_all.load();
   dropped_.clear();
   for (const auto list : {scheduler_.running(), scheduler_.waiting()}) {
     for (Sequence* s : list) {
       auto* live = static_cast<LiveRequest*>(s);
-      if (!live->ended() && (all || live->stream->cancelled_.load())) dropped_.push_back(live);
+      if (!live->ended() && is_unwanted(*live)) dropped_.push_back(live);
     }
   }
   const TimeNs now = now_ns();
-  for (LiveRequest* live : dropped_) end_without_token(*live, FinishReason::cancelled, now);
+  for (LiveRequest* live : dropped_) end_without_token(*live, why_unwanted(*live), now);
 }
 
 // Plans a step and hands it to the executor, if that has room for one.

@@ -52,6 +52,8 @@ class StepLoop {
 
  private:
   TimeNs wake_at() const;
+  bool is_unwanted(const LiveRequest& live) const;
+  FinishReason why_unwanted(const LiveRequest& live) const;
   void drain_inbox();
   void drop_cancelled();
   bool launch_next();

@@ -153,7 +153,7 @@ bool Generation::pump_choice(Running& running) {
       return false;
     }
     // A stop string ends it here; the engine learns of it like this.
-    if (!running.drained) running.stream->cancel();
+    if (!running.drained) running.stream->cancel(FinishReason::stop);
   }
   if (!any || !plan_.options.stream || running.reported) return true;
   const ChoiceView view{choice, plan_.prompts[size_t(running.prompt)], *running.stream, !running.opened};

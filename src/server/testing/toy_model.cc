@@ -59,7 +59,7 @@ void ScriptedEngine::wait_submitted(size_t count) {
 
 bool ScriptedEngine::cancelled(size_t request) {
   std::lock_guard lock(mutex_);
-  return live_.at(request).stream->cancelled_.load();
+  return live_.at(request).stream->unwanted_.load() != FinishReason::none;
 }
 
 void ScriptedEngine::wait_cancelled(size_t request) {
