@@ -42,7 +42,9 @@ inline std::vector<Candidate> candidates() {
 inline std::unique_ptr<Backend> make(const Candidate& c, int vocab = 1024) {
   auto made = make_cpu_backend({c.threads, c.isa});
   CHECK(made.ok());
-  CHECK((*made)->reserve({4096, 16, 4096, 16, 256, 8192, vocab, 16, {}}).ok());  // the widest step that the tests take
+  CHECK((*made)
+            ->reserve({4096, 16, 4096, 16, 256, 8192, vocab, 16, {}})
+            .ok());  // the widest step that the tests take
   return std::move(*made);
 }
 
