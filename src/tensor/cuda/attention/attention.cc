@@ -15,8 +15,6 @@
 namespace sluice::cuda {
 namespace {
 
-constexpr ReadAhead kReadAhead =
-    ReadAhead::nothing;             // launch.h's rule to the letter; what more would give: decode.h
 constexpr int kLeastTileRows = 16;  // of prefill: what the list of tiles is sized for
 
 class PagedAttention final : public Attention {
@@ -38,8 +36,7 @@ class PagedAttention final : public Attention {
   Buffer plan_memory_, scratch_memory_;
   std::array<DecodePlan, kMaxWindows> plans_;  // the first known_ are of windows that layers have asked for
   int known_ = 0;
-  bool decoded_ = false;  // in this step, and nothing was planned since
-  int planned_ = 0;       // of the known, those that this step has plans for
+  int planned_ = 0;  // of the known, those that this step has plans for
   PrefillPlan prefill_plan_{};
   PieceColumn* pieces_ = nullptr;
 };
@@ -109,7 +106,6 @@ void PagedAttention::begin_step(const BatchInput& batch, const KvGeometry& geome
   CHECK(context_ && heads == heads_ && geometry.kv_heads == geometry_.kv_heads &&
             geometry.head_dim == geometry_.head_dim && geometry.block_tokens == geometry_.block_tokens,
         "attention was reserved for other heads");
-  decoded_ = false;
   planned_ = batch.one_row_sequences > 0 ? known_ : 0;
   const bool prefill = batch.one_row_sequences < batch.sequences;
   make_plans(*context_, batch, geometry.kv_heads, std::span(plans_).first(size_t(planned_)), prefill_plan_,
@@ -131,16 +127,14 @@ const DecodePlan& PagedAttention::decode_plan(const AttentionArgs& a) {
     const auto missing = std::span(plans_).subspan(size_t(planned_), size_t(i + 1 - planned_));
     make_plans(*context_, a.batch, a.geometry.kv_heads, missing, prefill_plan_, 0);
     planned_ = i + 1;
-    decoded_ = false;
   }
   return plan;
 }
 
 void PagedAttention::run(const AttentionArgs& a) {
   if (a.batch.one_row_sequences > 0) {
-    const DecodePlan& plan = decode_plan(a);
-    decode(*context_, a, plan, pieces_, decoded_ ? kReadAhead : ReadAhead::nothing);
-    decoded_ = true;
+    // launch.h's rule to the letter; what reading ahead would give: decode.h.
+    decode(*context_, a, decode_plan(a), pieces_, ReadAhead::nothing);
   }
   if (a.batch.one_row_sequences < a.batch.sequences) {
     if (prefill_uses_wgmma(geometry_))
