@@ -11,8 +11,6 @@
 
 namespace sluice {
 
-inline constexpr int kStepsInFlight = 2;
-
 struct Step {
   int slot = 0;  // 0 .. kStepsInFlight - 1, never changes
   StepPlan plan;

@@ -31,6 +31,7 @@
 namespace sluice {
 
 inline constexpr int kMaxLayerGroups = 16;
+inline constexpr int kStepsInFlight = 2;  // at most; a slot names one of them: 0 .. kStepsInFlight - 1
 inline constexpr int kMaxTopLogprobs = 20;
 
 // How keys and values lie in blocks. One block holds `block_tokens` tokens of all layers of one group. Groups

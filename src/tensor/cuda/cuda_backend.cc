@@ -31,8 +31,6 @@ namespace sluice {
 namespace cuda {
 namespace {
 
-constexpr int kSlots = 2;
-
 class CudaBackend final : public Backend {
  public:
   // `before`: the card as it was before this process used it.
@@ -98,15 +96,15 @@ class CudaBackend final : public Backend {
     cudaEvent_t started = nullptr, ended = nullptr;
     bool used = false;
   };
-  static constexpr int kMarks = 2 * kSlots;
+  static constexpr int kMarks = 2 * kStepsInFlight;
 
   const int device_;
   const std::optional<CardState> before_;
   Context context_;
   cudaStream_t copy_stream_ = nullptr;
-  std::array<cudaEvent_t, kSlots> staged_{};
+  std::array<cudaEvent_t, kStepsInFlight> staged_{};
   std::array<Marks, kMarks> marks_{};
-  std::array<int, kSlots> mark_of_slot_{};
+  std::array<int, kStepsInFlight> mark_of_slot_{};
   int next_mark_ = 0;
   std::unordered_map<int, cudaGraphExec_t> recorded_;
   std::unordered_set<void*> pinned_;
@@ -281,7 +279,7 @@ void CudaBackend::copy_blocks(std::byte* pool, size_t bytes,
 
 void CudaBackend::stage(int slot, std::span<const Upload> uploads, std::span<const SampleRow> rows,
                         int padded_rows) {
-  CHECK(slot >= 0 && slot < kSlots);
+  CHECK(slot >= 0 && slot < kStepsInFlight);
   use_card();  // the first call of a step
   for (const Upload& u : uploads) {
     if (u.rows == 1)

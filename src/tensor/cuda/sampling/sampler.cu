@@ -240,14 +240,13 @@ class ClusterSampler final : public Sampler {
   void run(const SampleArgs& a) override;
 
  private:
-  static constexpr int kSlots = 2;
   static constexpr uint32_t kRowWords = sizeof(StagedRow) / 4;
 
   StagedRow staged(const SampleRow& row, Staging& to) const;
   uint32_t append(Staging& to, const void* words, size_t count) const;
 
   Context context_;
-  Staging slots_[kSlots];
+  Staging slots_[kStepsInFlight];
   int vocab_ = 0, max_rows_ = 0, max_step_rows_ = 0;
   int cluster_ = 1, warp_ids_ = 128;
   uint32_t capacity_ = 0;  // words of a slot's staging
@@ -340,7 +339,7 @@ StagedRow ClusterSampler::staged(const SampleRow& row, Staging& to) const {
 
 void ClusterSampler::stage(int slot, std::span<const SampleRow> rows, int padded_rows,
                            cudaStream_t copy_stream) {
-  CHECK(slot >= 0 && slot < kSlots);
+  CHECK(slot >= 0 && slot < kStepsInFlight);
   Staging& to = slots_[slot];
   to.rows = std::max(padded_rows, int(rows.size()));
   CHECK(to.rows <= max_step_rows_, "more rows in a step than were reserved");
@@ -355,7 +354,7 @@ void ClusterSampler::stage(int slot, std::span<const SampleRow> rows, int padded
 
 void ClusterSampler::run(const SampleArgs& a) {
   const int rows = int(a.logits.rows);
-  CHECK(a.slot >= 0 && a.slot < kSlots && a.logits.cols == vocab_ && rows <= max_rows_);
+  CHECK(a.slot >= 0 && a.slot < kStepsInFlight && a.logits.cols == vocab_ && rows <= max_rows_);
   CHECK(a.first_row >= 0 && a.first_row + rows <= max_step_rows_ && a.results.size() >= size_t(rows));
   if (rows == 0) return;
   const Staging& from = slots_[a.slot];
