@@ -1,6 +1,7 @@
 // What a client wishes, in tokens. Immutable once submitted.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -24,6 +25,14 @@ struct SamplingParams {
   int prompt_top_logprobs = -1;  // per prompt token (echo); -1: none
 };
 
+// Who goes first where not all can go at once. Each lane has a share that a burst in another cannot take.
+enum class Lane : uint8_t { interactive, standard, batch };
+inline constexpr int kLanes = 3;
+
+constexpr const char* lane_name(Lane lane) {
+  return lane == Lane::interactive ? "interactive" : lane == Lane::standard ? "standard" : "batch";
+}
+
 struct Request {
   std::string id;               // for people and logs; may repeat
   std::vector<int32_t> prompt;  // at least one id, ids in range, shorter than the context (engine checks)
@@ -33,6 +42,10 @@ struct Request {
   bool ignore_eos = false;
   std::vector<int32_t> stop_ids;  // end ids of the client's, besides the model's
   TimeNs deadline = 0;            // 0: none
+  Lane lane = Lane::standard;
+  uint32_t tenant = 0;  // who asks: inside a lane, tenants share fairly; 0: nobody in particular
+  // Prefixes are shared only between requests of equal salt (a digest of the client's word; zeros: none given).
+  std::array<uint64_t, 2> cache_salt{};
 };
 
 enum class FinishReason : uint8_t { none, stop, length, cancelled, deadline, failed };

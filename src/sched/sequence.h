@@ -48,6 +48,7 @@ struct Sequence {
   int steps_in_flight = 0;
   int samples_in_flight = 0;  // of those steps, the ones that sample a token of it
   int resumed_length = 0;     // ids.size() when it was last admitted
+  int cached_tokens = 0;      // of the prompt, found in the prefix cache at its first admission
   int preemptions = 0;
   TimeNs admitted_at = 0;   // first admission
   TimeNs preempted_at = 0;  // the last time
