@@ -13,6 +13,7 @@ import pathlib
 import sys
 import threading
 import time
+import time
 
 from h200 import get, run_json, running
 
