@@ -1,0 +1,37 @@
+// How precisely keys and values are kept, block by block, and how tables name a block's place.
+//
+// The pool is an array of slots of one size. A slot holds one block in full precision, or two of a half tier,
+// or four of a quarter tier, each with its scales; so precision can change block by block without two sizes of
+// memory getting in each other's way, and nothing ever has to be moved to make room.
+#pragma once
+
+#include <cstdint>
+
+namespace sluice {
+
+// `full` is the backend's kv_dtype. Blocks are written in full precision and converted when they are whole.
+enum class KvTier : uint8_t { full, int8, fp8, int4 };
+inline constexpr int kKvTiers = 4;
+
+constexpr const char* kv_tier_name(KvTier tier) {
+  return tier == KvTier::full ? "full" : tier == KvTier::int8 ? "int8" : tier == KvTier::fp8 ? "fp8" : "int4";
+}
+
+// Quarters of a slot that a block takes.
+inline constexpr int kSlotUnits = 4;
+constexpr int kv_units(KvTier tier) { return tier == KvTier::full ? 4 : tier == KvTier::int4 ? 1 : 2; }
+
+// A place as tables have it: kNoKvRef behind a window, else the tier and the block's number among blocks of its
+// size: it begins kv_units(tier) * index quarters of a slot from the pool's start. A full block's reference is
+// its slot's number.
+using KvRef = int32_t;
+inline constexpr KvRef kNoKvRef = -1;
+inline constexpr int kKvTierShift = 28;
+
+constexpr KvRef kv_ref(KvTier tier, int32_t index) { return int32_t(tier) << kKvTierShift | index; }
+constexpr KvTier kv_tier(KvRef ref) { return KvTier(ref >> kKvTierShift); }
+constexpr int32_t kv_index(KvRef ref) { return ref & ((1 << kKvTierShift) - 1); }
+// Quarters of a slot before it.
+constexpr int64_t kv_first_unit(KvRef ref) { return int64_t(kv_index(ref)) * kv_units(kv_tier(ref)); }
+
+}  // namespace sluice
