@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "engine/replay_buckets.h"
+#include "sched/step_work.h"
 
 namespace sluice {
 namespace {
@@ -226,24 +227,16 @@ void BatchBuilder::count_work(Step& step) const {
   record.tokens = step.plan.tokens;
   record.sequences = int32_t(step.plan.entries.size());
   record.logit_rows = int32_t(step.rows.size());
-  double pairs = 0;
-  int64_t read = 0;
-  for (const PlanEntry& e : step.plan.entries) {
-    const int length = e.first + e.count;
-    record.one_token_sequences += e.count == 1;
-    record.longest_context = std::max(record.longest_context, length);
-    record.context_tokens += length;
-    for (int window : layout_.windows) {
-      const int seen = window ? std::min(length, window + e.count - 1) : length;
-      read += seen;
-      pairs += double(e.count) * (window ? std::min(window, length) : length - (e.count - 1) / 2.0);
-    }
-  }
+  const StepWork work = work_of(step.plan, layout_);
+  record.one_token_sequences = work.one_token_sequences;
+  record.longest_context = work.longest_context;
+  record.context_tokens = work.context_tokens;
+  record.prompt_pairs = work.prompt_pairs;
   record.weight_bytes = int64_t(cost_.weight_bytes);
-  record.kv_read_bytes = read * int64_t(cost_.kv_bytes_per_token);
+  record.kv_read_bytes = work.kv_read_tokens * int64_t(cost_.kv_bytes_per_token);
   record.kv_write_bytes = int64_t(step.plan.tokens) * layout_.groups() * int64_t(cost_.kv_bytes_per_token);
   record.flops = cost_.flops_per_token * step.plan.tokens + cost_.flops_per_logit_row * record.logit_rows +
-                 cost_.flops_per_attended * pairs;
+                 cost_.flops_per_attended * work.pairs;
 }
 
 }  // namespace sluice
