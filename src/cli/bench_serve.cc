@@ -8,6 +8,7 @@
 
 #include "cli/bench_client.h"
 #include "cli/commands.h"
+#include "cli/load_summary.h"
 #include "server/json_writer.h"
 
 namespace sluice::cli {
@@ -94,37 +95,10 @@ Result<Form> probe(const Target& target, const std::string& model, const BenchSe
   return Error{ErrorCode::kIo, "/v1/completions does not stream: " + last};
 }
 
-struct Spread {
-  double p50 = NAN, p95 = NAN, p99 = NAN, mean = NAN;
-};
-
-// Percentiles by linear interpolation between the two nearest ranks.
-Spread spread(std::vector<double> values) {
-  if (values.empty()) return {};
-  std::sort(values.begin(), values.end());
-  const auto at = [&](double q) {
-    const double rank = q * double(values.size() - 1);
-    const size_t below = size_t(rank);
-    const size_t above = std::min(below + 1, values.size() - 1);
-    return values[below] + (rank - double(below)) * (values[above] - values[below]);
-  };
-  double sum = 0;
-  for (const double v : values) sum += v;
-  return {at(0.5), at(0.95), at(0.99), sum / double(values.size())};
-}
-
-struct Summary {
-  double wall_s = 0, qps = 0, output_tok_s = 0;
-  Spread ttft, itl, e2e;
-  size_t completed = 0, failed = 0;
-  int64_t tokens = 0;
-  std::string first_error;
-};
-
-Summary summarize(const std::vector<Outcome>& outcomes) {
-  Summary s;
-  std::vector<double> ttft, itl, e2e;
+LoadSummary summarize(const std::vector<Outcome>& outcomes) {
+  LoadSummary s;
   TimeNs begin = INT64_MAX, end = 0;
+  std::vector<double> ttft, itl, e2e;
   for (const Outcome& o : outcomes) {
     begin = std::min(begin, o.sent);
     end = std::max(end, o.end);
@@ -140,49 +114,8 @@ Summary summarize(const std::vector<Outcome>& outcomes) {
     for (size_t i = 1; i < o.events.size(); ++i) itl.push_back(ms(o.events[i] - o.events[i - 1]));
   }
   s.wall_s = seconds(end - begin);
-  s.qps = double(s.completed) / s.wall_s;
-  s.output_tok_s = double(s.tokens) / s.wall_s;
   s.ttft = spread(std::move(ttft)), s.itl = spread(std::move(itl)), s.e2e = spread(std::move(e2e));
   return s;
-}
-
-void print_json(const Summary& s) {
-  std::string json;
-  JsonWriter out(json);
-  const auto put_number = [&](const char* name, double value) {
-    out.key(name);
-    if (std::isfinite(value))
-      out.number(value);
-    else
-      out.null();
-  };
-  const auto put = [&](const char* name, const Spread& d) {
-    out.key(name).begin_object();
-    put_number("p50", d.p50), put_number("p95", d.p95), put_number("p99", d.p99), put_number("mean", d.mean);
-    out.end_object();
-  };
-  out.begin_object();
-  put_number("qps", s.qps);
-  put_number("output_tok_s", s.output_tok_s);
-  put("ttft_ms", s.ttft), put("itl_ms", s.itl), put("e2e_ms", s.e2e);
-  out.key("failed").integer(int64_t(s.failed));
-  out.key("completed").integer(int64_t(s.completed));
-  out.key("output_tokens").integer(s.tokens);
-  out.key("wall_s").number(s.wall_s);
-  if (!s.first_error.empty()) out.key("first_error").string(s.first_error);
-  out.end_object();
-  fmt::print("{}\n", json);
-}
-
-void print_table(const Summary& s) {
-  fmt::print("{:.2f} requests/s   {:.1f} output tokens/s   {} completed   {} failed   {:.1f} s\n\n", s.qps,
-             s.output_tok_s, s.completed, s.failed, s.wall_s);
-  fmt::print("{:24}{:>10}{:>10}{:>10}{:>10}\n", "ms", "p50", "p95", "p99", "mean");
-  const auto row = [](const char* name, const Spread& d) {
-    fmt::print("{:24}{:>10.1f}{:>10.1f}{:>10.1f}{:>10.1f}\n", name, d.p50, d.p95, d.p99, d.mean);
-  };
-  row("time to first token", s.ttft), row("between tokens", s.itl), row("end to end", s.e2e);
-  if (!s.first_error.empty()) fmt::print("\nfirst failure: {}\n", s.first_error);
 }
 
 Load make_load(const BenchServeOptions& options, const std::string& model, Form form) {
@@ -227,11 +160,17 @@ int bench_serve(const BenchServeOptions& options) {
   Result<std::vector<Outcome>> outcomes = run_load(*target, load, progress);
   if (tty) fmt::print(stderr, "\r\033[K");
   if (!outcomes) return failure(outcomes.error());
-  const Summary summary = summarize(*outcomes);
-  if (options.json)
-    print_json(summary);
-  else
-    print_table(summary);
+  const LoadSummary summary = summarize(*outcomes);
+  if (options.json) {
+    std::string json;
+    JsonWriter out(json);
+    out.begin_object();
+    write_members(out, summary);
+    out.end_object();
+    fmt::print("{}\n", json);
+  } else {
+    fmt::print("{}", describe(summary));
+  }
   return summary.completed > 0 ? 0 : failure("no request completed: " + summary.first_error);
 }
 

@@ -55,6 +55,7 @@ class Parser {
   void add_run_and_chat();
   void add_inspect();
   void add_bench();
+  void add_simulate(CLI::App& bench);
   Status settle();  // sluice.yaml, environment, flags, in this order
   Status check() const;
   std::string chosen_path() const;
@@ -172,6 +173,7 @@ void Parser::add_serve() {
   add_key(app, "--max-sequences", "engine.max_sequences");
   add_key(app, "--max-queue", "engine.max_queue");
   add_key(app, "--step-tokens", "engine.step_tokens");
+  add_key(app, "--record-steps", "observe.record_steps");
   add_key(app, "--kv-bytes", "engine.kv_bytes");
   kv_gib_option_ = app->add_option("--kv-gib", kv_gib_, "The same in GiB")
                        ->type_name("GIB")
@@ -239,7 +241,8 @@ void Parser::add_bench() {
   bench->footer(
       "Examples:\n"
       "  sluice bench engine models/SmolLM2-135M-Instruct.Q4_1.gguf\n"
-      "  sluice bench serve --url http://127.0.0.1:8000 --concurrency 16\n");
+      "  sluice bench serve --url http://127.0.0.1:8000 --concurrency 16\n"
+      "  sluice bench simulate --dummy llama-3.1-8b --card h200 --arrivals poisson:40\n");
 
   BenchEngineOptions& e = line_.bench_engine;
   CLI::App* engine =
@@ -304,6 +307,72 @@ void Parser::add_bench() {
       ->check(CLI::Range(1, 1 << 30))
       ->capture_default_str();
   serve->add_flag("--json", s.json, "One JSON object instead of a table");
+  add_simulate(*bench);
+}
+
+void Parser::add_simulate(CLI::App& bench) {
+  BenchSimulateOptions& s = line_.bench_simulate;
+  CLI::App* app = command(
+      bench, "simulate", Command::bench_simulate,
+      "What a server would make of traffic: its scheduler on a virtual clock",
+      "  sluice bench simulate --dummy llama-3.1-8b --card h200 --arrivals closed:128 --input-tokens 512 \\\n"
+      "    --output-tokens 128 --requests 1024\n"
+      "  sluice bench simulate --dummy llama-3.2-1b --card h200 --arrivals poisson:5000 --duration 20 "
+      "--input-tokens 32 \\\n"
+      "    --output-tokens 1 --set scheduler.policy=windowed --sweep "
+      "scheduler.window.max_batch_size=64,128,256\n"
+      "  sluice serve MODEL --record-steps steps.jsonl   # then, once it has served:\n"
+      "  sluice bench simulate --fit steps.jsonl --arrivals bursty:2,40,1,5 --output-tokens "
+      "lognormal:64,0.7,512\n"
+      "  sluice bench simulate --fit steps.jsonl --arrivals file:traffic.csv --max-sequences 16 --json\n");
+  add_model(app, false);
+  add_dummy(app);
+  app->add_option("--card", s.card,
+                  "Step times by the limits of h200, or of this machine (cpu); what differs follows: "
+                  "h200,read_gb_s=3350,tflop_s=500,memory_gib=80,layer_us=15,step_us=20")
+      ->type_name("CARD");
+  app->add_option("--fit", s.fit,
+                  "Step times and sizes from a file of serve --record-steps; alone, prints the fit")
+      ->type_name("FILE");
+  app->add_option("--arrivals", s.arrivals,
+                  "poisson:RATE, bursty:RATE,BURST_RATE,ON_S,OFF_S, closed:CONCURRENCY or file:PATH (CSV or "
+                  "JSON lines of "
+                  "timestamp,input,output[,lane,tenant,shared_prefix])")
+      ->capture_default_str();
+  app->add_option("--input-tokens", s.input_tokens,
+                  "512, 512±128, uniform:LOW,HIGH or lognormal:MEDIAN,SIGMA[,MOST]")
+      ->capture_default_str();
+  app->add_option("--output-tokens", s.output_tokens, "The same of answers")->capture_default_str();
+  app->add_option("--lanes", s.lanes,
+                  "Shares, as interactive:0.2,standard:0.5,batch:0.3; default: all standard");
+  app->add_option("--tenants", s.tenants, "Requests come evenly from so many")->check(CLI::Range(1, 1 << 20));
+  app->add_option("--shared-prefix", s.shared_prefix,
+                  "Of the prompt, tokens that all of a tenant's requests share")
+      ->check(CLI::Range(0, 1 << 20));
+  app->add_option("--requests", s.requests, "How many in all; default: 1000, or what arrives in --duration")
+      ->check(CLI::Range(1, 1 << 24));
+  app->add_option("--duration", s.duration_s, "Seconds during which requests arrive")
+      ->check(real_between(1e-3, 1e6));
+  app->add_option("--timeout-ms", s.timeout_ms, "After which a request is given up")
+      ->check(CLI::Range(1, 1 << 30));
+  app->add_option(
+      "--host", s.host,
+      "Times of the host in us, as plan=15,commit=5,request=150; also plan_sequence, commit_sequence, launch, "
+      "notice, answer");
+  app->add_option(
+         "--sweep", s.sweeps,
+         "A table over values of a key: KEY=A,B,C; once more for a second key. Keys of sluice.yaml, or rate, "
+         "concurrency, input_tokens, output_tokens, card")
+      ->type_name("KEY=A,B,C")
+      ->expected(1)
+      ->take_all();
+  app->add_option("--seed", s.seed, "Of traffic and of what the fit leaves open")->capture_default_str();
+  app->add_flag("--json", s.json, "One JSON object instead of tables");
+  add_model_flags(app);
+  add_key(app, "--max-sequences", "engine.max_sequences");
+  add_key(app, "--max-queue", "engine.max_queue");
+  add_key(app, "--step-tokens", "engine.step_tokens");
+  add_key(app, "--kv-bytes", "engine.kv_bytes");
 }
 
 Status Parser::settle() {
@@ -333,7 +402,9 @@ Status Parser::settle() {
   if (!model_.empty()) return Error{ErrorCode::kInvalidArgument, "give MODEL or --dummy SHAPE, not both"};
   if (Result<std::unique_ptr<Checkpoint>> made = make_dummy_checkpoint(dummy_); !made)
     return std::move(made).error();
-  const bool named = dummy_.find(':') != std::string::npos, card = config.model.device.starts_with("cuda");
+  const bool named = dummy_.find(':') != std::string::npos,
+             card = config.model.device.starts_with("cuda") ||
+                    (!line_.bench_simulate.card.empty() && !line_.bench_simulate.card.starts_with("cpu"));
   config.model.path = std::string(kDummyPrefix) + dummy_ + (named || !card ? "" : ":bf16");
   return {};
 }
@@ -343,6 +414,15 @@ bool known_device(const std::string& device) {
   if (device == "auto" || device == "cpu" || device == "ref" || device == "cuda") return true;
   const size_t digits = device.find_first_not_of("0123456789", 5);
   return device.starts_with("cuda:") && device.size() > 5 && digits == std::string::npos;
+}
+
+Status check_simulate(const BenchSimulateOptions& s, bool has_model) {
+  const auto wrong = [](const char* message) { return Error{ErrorCode::kInvalidArgument, message}; };
+  if (s.card.empty() == s.fit.empty()) return wrong("give --card CARD with a model, or --fit FILE");
+  if (!s.card.empty() && !has_model) return wrong("--card: give MODEL or --dummy SHAPE too");
+  if (!s.fit.empty() && has_model) return wrong("--fit: the file says which model it was; give no other");
+  if (s.sweeps.size() > 2) return wrong("--sweep: at most two keys");
+  return {};
 }
 
 Status Parser::check() const {
@@ -376,6 +456,8 @@ Status Parser::check() const {
       if (s.concurrency == 0 && s.rate == 0) return wrong("give --concurrency or --rate");
       if (s.shared_prefix > s.input_tokens) return wrong("--shared-prefix: more than --input-tokens");
       break;
+    case Command::bench_simulate:
+      return check_simulate(line_.bench_simulate, has_model);
     default:
       break;
   }

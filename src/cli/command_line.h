@@ -63,7 +63,22 @@ struct BenchServeOptions {
   bool json = false;
 };
 
-enum class Command { serve, run, chat, inspect, bench_engine, bench_serve };
+struct BenchSimulateOptions {
+  std::string card;  // where a model is simulated; or
+  std::string fit;   // a file of recorded steps
+  std::string arrivals = "poisson:10";
+  std::string input_tokens = "128", output_tokens = "64", lanes, host;
+  int tenants = 1;
+  int shared_prefix = 0;
+  int requests = 0;  // 0: as many as arrive in `duration_s`; with neither: 1,000
+  double duration_s = 0;
+  int timeout_ms = 0;               // of each request; 0: none
+  std::vector<std::string> sweeps;  // KEY=A,B,C
+  uint64_t seed = 1;
+  bool json = false;
+};
+
+enum class Command { serve, run, chat, inspect, bench_engine, bench_serve, bench_simulate };
 
 struct CommandLine {
   Command command = Command::serve;
@@ -73,6 +88,7 @@ struct CommandLine {
   InspectOptions inspect;
   BenchEngineOptions bench_engine;
   BenchServeOptions bench_serve;
+  BenchSimulateOptions bench_simulate;
 };
 
 // The command line, or the exit status where nothing is left to do (help was printed, or the use was wrong and

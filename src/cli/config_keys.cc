@@ -117,6 +117,11 @@ const Key kKeys[] = {
     {"server.drain_timeout_ms", "cli", "ms", SLOT(drain_timeout_ms), 0, kMaxInt, "",
      "After SIGTERM, how long running answers may take to finish."},
 
+    {"observe.record_steps", "observe", "", SLOT(record_steps), 0, 0, "",
+     "A file that the records of all steps are written to as JSON lines, for sluice bench simulate --fit; "
+     "empty: "
+     "none."},
+
     {"log.level", "cli", "", SLOT(log_level), 0, 0, "debug|info|warn|error|off",
      "Least important line that is written to stderr."},
     {"log.json", "cli", "", SLOT(log_json), 0, 0, "", "Log lines as JSON objects."},

@@ -32,6 +32,8 @@ int dispatch(const CommandLine& line) {
       return bench_engine(line.config, line.bench_engine);
     case Command::bench_serve:
       return bench_serve(line.bench_serve);
+    case Command::bench_simulate:
+      return bench_simulate(line.config, line.bench_simulate);
   }
   return kExitWrongUse;
 }

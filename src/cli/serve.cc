@@ -12,7 +12,10 @@
 #include "cli/commands.h"
 #include "cli/load_progress.h"
 #include "cli/memory_plan.h"
+#include "cli/recorded_steps.h"
 #include "cli/signals.h"
+#include "cli/step_recorder.h"
+#include "engine/make_engine.h"
 #include "engine/served_model.h"
 #include "server/server.h"
 
@@ -44,6 +47,19 @@ void log_decided(const EngineInfo& info, const Config& config, double load_s) {
       config.server.host != "localhost" && config.server.host != "::1")
     LOG(warn, "listening on {} without an API key: anyone who reaches this port may use it",
         config.server.host);
+}
+
+RecordedServer recorded_server(const Config& config, const ServedModel& model, const EngineInfo& info) {
+  const EngineConfig engine = settled(config.model.engine, info.device);
+  RecordedServer server;
+  server.model = model.name(), server.device = info.device.name, server.card = info.device.is_card();
+  server.batching = describe(info.batching);
+  server.max_sequences = engine.max_sequences, server.step_tokens = engine.step_tokens;
+  server.mixed_prompt_tokens = engine.mixed_prompt_tokens;
+  server.context = info.context, server.block_tokens = info.block_tokens, server.blocks = info.blocks;
+  server.kv_bytes_per_token = int64_t(info.kv_bytes) / std::max(1, info.blocks * info.block_tokens);
+  for (const LayerGroups::Group& group : layer_groups(info.spec).groups) server.windows.push_back(group.window);
+  return server;
 }
 
 int dry_run(const Config& config) {
@@ -89,6 +105,13 @@ int serve(const Config& config, const ServeOptions& options) {
   if (!loaded->ok()) return failure(loaded->error());
 
   ServedModel& model = ***loaded;
+  std::unique_ptr<StepRecorder> recorder;
+  if (!config.record_steps.empty()) {
+    const std::string header = recorded_header(recorded_server(config, model, model.engine().info()));
+    auto recording = StepRecorder::start(config.record_steps, header, *model.engine().step_ledger());
+    if (!recording) return failure(recording.error());
+    recorder = std::move(*recording);
+  }
   server.serve_model(model);
   log_decided(model.engine().info(), config, seconds(now_ns() - begin));
   print_ready(config, model, server.port());
@@ -98,6 +121,7 @@ int serve(const Config& config, const ServeOptions& options) {
   const TimeNs deadline = now_ns() + TimeNs(config.drain_timeout_ms) * 1'000'000;
   server.drain(deadline);
   model.engine().drain(deadline);
+  recorder.reset();
   LOG(info, "stopped");
   started->reset();  // the server refers to the model
   return 0;

@@ -199,6 +199,17 @@ EngineConfig settled(const EngineConfig& config, const DeviceInfo& device) {
   return c;
 }
 
+Policy policy_of(const EngineConfig& config, const Batching& batching) {
+  Policy policy;
+  policy.max_running = config.max_sequences;
+  policy.step_tokens = std::max(config.step_tokens, config.max_sequences);  // one for each always fits
+  policy.mixed_prompt_tokens = config.mixed_prompt_tokens;
+  policy.max_queue = config.max_queue;
+  policy.min_progress = config.block_tokens;
+  policy.batching = batching;
+  return policy;
+}
+
 Status check_context(const EngineConfig& config, const ModelSpec& spec, const std::string& path) {
   if (config.max_context <= spec.context) return {};
   return Error{
@@ -295,13 +306,7 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const Engi
   auto made = make_steps(model.spec, model.weights, model.backend, wished);
   if (!made) return std::move(made).error();
   ModelSteps& steps = *made;
-  Policy policy;
-  policy.max_running = steps.config.max_sequences;
-  policy.step_tokens = steps.limits.max_tokens;
-  policy.mixed_prompt_tokens = steps.config.mixed_prompt_tokens;
-  policy.max_queue = steps.config.max_queue;
-  policy.min_progress = steps.config.block_tokens;
-  policy.batching = *batching;
+  const Policy policy = policy_of(steps.config, *batching);
   LOG(info, "batching: {}", describe(*batching));
 
   EngineInfo info;
