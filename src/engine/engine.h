@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/result.h"
 #include "engine/batching_settings.h"
+#include "engine/span_clock.h"
 #include "model/spec.h"
 #include "sched/request.h"
 
@@ -35,19 +36,27 @@ struct TokenEvent {
   int32_t stop_id = -1;                      // finish == stop: the end id that ended it (it is also in `id`)
   int32_t step = 0;                          // the engine's step number that made it
   TimeNs time = 0;                           // when the step's result was known
-  TokenLogprobs logprobs;                    // filled where asked
+  // 1 - (tokens computed for the sequence since its previous token) / (tokens of context behind this one): near
+  // 1 while decoding, the cached share of the prompt for the first token, low after a preemption.
+  float kv_hit = 0;
+  TokenLogprobs logprobs;  // filled where asked
 };
 
-// Times of a request, all on the monotonic clock; the ledger's spans are differences of these. Written by the
-// engine thread, readable once the last event has been popped.
+// Milestones of a request, all on the monotonic clock. Written by the engine thread, readable once the last
+// event has been popped.
 struct RequestTimes {
   TimeNs submitted = 0, admitted = 0, first_token = 0, finished = 0;
-  TimeNs prefill_ns = 0;  // time in steps that computed its prompt
-  TimeNs decode_ns = 0;   // time in steps that computed its later tokens
-  TimeNs preempted_ns = 0;
   int steps = 0;
   int preemptions = 0;
   int cached_tokens = 0;  // prompt tokens not computed again
+};
+
+// The same of a request that may still run, readable by any thread at any time. Written by the engine thread.
+struct RequestProgress {
+  SpanClock spans;  // from submission to the last event
+  std::atomic<int> steps{0};
+  std::atomic<int> preemptions{0};
+  std::atomic<int> cached_tokens{0};
 };
 
 // One submitted request as its client holds it. The engine holds another reference until the sequence is gone.
@@ -64,6 +73,7 @@ class RequestStream {
   // Log-probabilities of prompt tokens 1..n-1 (the first has none), complete before the first event is popped.
   const std::vector<TokenLogprobs>& prompt_logprobs() const { return prompt_logprobs_; }
   const RequestTimes& times() const { return times_; }
+  const RequestProgress& progress() const { return progress_; }
 
  private:
   friend class EngineImpl;      // makes it
@@ -77,6 +87,7 @@ class RequestStream {
   std::shared_ptr<EngineDoor> door_;  // how to wake the engine; outlives it
   std::vector<TokenLogprobs> prompt_logprobs_;
   RequestTimes times_;
+  RequestProgress progress_;
 };
 
 struct EngineConfig {

@@ -40,6 +40,10 @@ struct LiveRequest : Sequence {
       0;               // prompt tokens 1 .. n whose log-probabilities were asked for; survives preemption
   bool queued = true;  // counted in EngineDoor::queued
   TimeNs last_token = 0;
+  int64_t active_step = 0;       // the last step that it was active in
+  int furthest_computed = 0;     // tokens that it has ever computed or found; computing below is done again
+  int computed_since_token = 0;  // tokens, since its previous token
+  int preemptions_seen = 0;      // that its spans know of
 };
 
 }  // namespace sluice

@@ -80,11 +80,15 @@ bool StepLoop::launch_next() {
     return !step->plan.expired.empty();
   }
   if (work_since_ == 0) work_since_ = r.planned_at;
-  note_admissions(step->plan);
+  note_admissions(step->plan, built_from);
   builder_.build(*step);
   r.step = next_step_++;
   r.plan_ns = built_from - r.planned_at;
   r.build_ns = now_ns() - built_from;
+  if (executor_.in_flight() == 0)
+    activate(*step, r.planned_at + r.plan_ns + r.build_ns);
+  else
+    behind_ = step;
   executor_.launch(step);
   return true;
 }
@@ -94,7 +98,9 @@ bool StepLoop::commit_finished() {
   Step* step = executor_.finished();
   if (!step) return false;
   const TimeNs now = now_ns();
+  if (behind_) activate(*behind_, now);
   for (size_t i = 0; i < step->plan.entries.size(); ++i) commit(*step, i, now);
+  behind_ = nullptr;
   record(*step, now);
   executor_.recycle(step);
   return true;
@@ -109,7 +115,7 @@ void StepLoop::commit(Step& step, size_t index, TimeNs now) {
     if (live.gone()) forget(live);
     return;
   }
-  account(live, step, entry);
+  account(live, entry);
   const auto results = step.results_of(index);
   keep_prompt_logprobs(live, entry.samples ? results.first(results.size() - 1) : results);
   const int32_t id = entry.samples ? results.back().id : -1;
@@ -124,6 +130,7 @@ void StepLoop::commit(Step& step, size_t index, TimeNs now) {
     event.stop_id = reason == FinishReason::stop ? id : -1;
     event.step = int32_t(step.record.step);
     event.time = now;
+    event.kv_hit = kv_hit(live, entry);
     if (entry.samples) {
       const SampleResult& result = results.back();
       CHECK(id >= 0 && id < vocab_, "a sampled id out of range");
@@ -133,6 +140,7 @@ void StepLoop::commit(Step& step, size_t index, TimeNs now) {
   }
   step.record.sampled += entry.samples;
   step.record.ended += reason != FinishReason::none;
+  rest(live, now);
   if (live.gone()) forget(live);
 }
 

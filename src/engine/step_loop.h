@@ -61,11 +61,15 @@ class StepLoop {
   void publish_status();
 
   int pause_slow_clients();
-  void note_admissions(const StepPlan& plan);
+  void note_admissions(const StepPlan& plan, TimeNs planned_by);
+  void activate(const Step& step, TimeNs now);
+  void rest(LiveRequest& live, TimeNs now);
+  void note_preemption(LiveRequest& live);
   void commit(Step& step, size_t index, TimeNs now);
   FinishReason end_reason(const LiveRequest& live, int32_t id) const;
   void keep_prompt_logprobs(LiveRequest& live, std::span<const SampleResult> results);
-  void account(LiveRequest& live, const Step& step, const PlanEntry& entry);
+  void account(LiveRequest& live, const PlanEntry& entry);
+  float kv_hit(LiveRequest& live, const PlanEntry& entry);
   void deliver(LiveRequest& live, TokenEvent event);
   void end_without_token(LiveRequest& live, FinishReason reason, TimeNs now);
   void finish_times(LiveRequest& live, TimeNs now);
@@ -90,6 +94,7 @@ class StepLoop {
   uint64_t cancels_seen_ = 0;
   int gone_ = 0;  // in this turn
   int64_t next_step_ = 1;
+  const Step* behind_ = nullptr;  // launched while another step ran, which has not been committed yet
   TimeNs work_since_ = 0;  // since when there has been something to compute without a break; 0: there is not
   DeviceShare device_share_;
   OneSequenceShare one_sequence_share_;

@@ -1,5 +1,6 @@
 // The loop's dealings with single requests: their streams, times and meters. The loop itself is step_loop.cc.
 #include <algorithm>
+#include <utility>
 
 #include "engine/step_loop.h"
 
@@ -57,12 +58,16 @@ int StepLoop::pause_slow_clients() {
     RequestStream& stream = *live.stream;
     const size_t wanted = size_t(live.samples_in_flight) + 2;
     const auto full = [&] { return stream.events_.capacity() - stream.events_.size() < wanted; };
-    live.paused = full();
-    if (!live.paused) return;
+    const bool was_paused = std::exchange(live.paused, full());
+    if (!live.paused) {
+      if (was_paused && live.steps_in_flight == 0) rest(live, now_ns());
+      return;
+    }
     // Announced first, then looked at again: the client pops first, then looks whether it was announced.
     stream.paused_.exchange(true);
     live.paused = full();
     paused += live.paused;
+    if (live.paused && live.steps_in_flight == 0) rest(live, now_ns());
   };
   for (Sequence* s : scheduler_.running())
     if (!s->ended()) look(s);
@@ -73,12 +78,22 @@ int StepLoop::pause_slow_clients() {
   return paused;
 }
 
-void StepLoop::note_admissions(const StepPlan& plan) {
+// `planned_by`: when the plan was made.
+void StepLoop::note_admissions(const StepPlan& plan, TimeNs planned_by) {
   for (const PlanEntry& entry : plan.entries) {
     auto& live = static_cast<LiveRequest&>(*entry.sequence);
+    SpanClock& spans = live.stream->progress_.spans;
+    if (spans.current() == Span::preempted || live.preemptions != live.preemptions_seen) {
+      note_preemption(live);
+      spans.enter(Span::prefill_wait, planned_by);
+    }
     if (!live.queued) continue;
     leave_queue(live);
     live.stream->times_.admitted = live.admitted_at;
+    live.furthest_computed = live.cached_tokens;
+    live.stream->progress_.cached_tokens.store(live.cached_tokens, std::memory_order_relaxed);
+    spans.enter(Span::prefix_lookup, live.admitted_at);
+    spans.enter(Span::prefill_wait, planned_by);
     meters_.queue_seconds.observe(seconds(live.admitted_at - live.stream->times_.submitted));
   }
 }
@@ -93,10 +108,47 @@ void StepLoop::keep_prompt_logprobs(LiveRequest& live, std::span<const SampleRes
   for (const SampleResult& result : results) live.stream->prompt_logprobs_.push_back(logprobs_of(result));
 }
 
-void StepLoop::account(LiveRequest& live, const Step& step, const PlanEntry& entry) {
-  RequestTimes& times = live.stream->times_;
-  (live.generated() == 0 ? times.prefill_ns : times.decode_ns) += step.record.execute_ns;
-  ++times.steps;
+// Its sequences are being computed from now on: none runs before it.
+void StepLoop::activate(const Step& step, TimeNs now) {
+  for (const PlanEntry& entry : step.plan.entries) {
+    auto& live = static_cast<LiveRequest&>(*entry.sequence);
+    live.active_step = step.record.step;
+    live.stream->progress_.spans.enter(entry.first < live.furthest_computed ? Span::recompute
+                                       : entry.first < live.prompt_tokens   ? Span::prefill
+                                                                            : Span::decode,
+                                       now);
+  }
+}
+
+// The step that computed it is done; it sits out unless the one behind has it too.
+void StepLoop::rest(LiveRequest& live, TimeNs now) {
+  if (live.ended() || (behind_ && live.active_step == behind_->record.step)) return;
+  if (live.state == SequenceState::waiting) return note_preemption(live);
+  live.stream->progress_.spans.enter(live.paused                          ? Span::paused
+                                     : live.computed < live.prompt_tokens ? Span::prefill_wait
+                                                                          : Span::decode_wait,
+                                     now);
+}
+
+// The scheduler preempts in the middle of a plan; the spans learn of it when the sequence is next looked at.
+void StepLoop::note_preemption(LiveRequest& live) {
+  if (live.preemptions == live.preemptions_seen) return;
+  live.preemptions_seen = live.preemptions;
+  live.stream->progress_.preemptions.store(live.preemptions, std::memory_order_relaxed);
+  live.stream->progress_.spans.enter(Span::preempted, live.preempted_at);
+}
+
+void StepLoop::account(LiveRequest& live, const PlanEntry& entry) {
+  RequestProgress& progress = live.stream->progress_;
+  progress.steps.store(progress.steps.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  live.furthest_computed = std::max(live.furthest_computed, entry.first + entry.count);
+  live.computed_since_token += entry.count;
+}
+
+// Of the token that this entry samples; counting begins anew.
+float StepLoop::kv_hit(LiveRequest& live, const PlanEntry& entry) {
+  const int computed = std::exchange(live.computed_since_token, 0), context = entry.first + entry.count;
+  return std::max(0.0f, 1 - float(computed) / float(context));
 }
 
 void StepLoop::deliver(LiveRequest& live, TokenEvent event) {
@@ -122,9 +174,13 @@ void StepLoop::deliver(LiveRequest& live, TokenEvent event) {
 // The last of what is written about a request: its client may read the times once it has the last event.
 void StepLoop::finish_times(LiveRequest& live, TimeNs now) {
   RequestTimes& times = live.stream->times_;
+  RequestProgress& progress = live.stream->progress_;
+  note_preemption(live);
+  progress.spans.stop(now);
   times.finished = now;
-  times.preempted_ns = live.preempted_ns;
+  times.steps = progress.steps.load(std::memory_order_relaxed);
   times.preemptions = live.preemptions;
+  times.cached_tokens = live.cached_tokens;
   if (times.first_token == 0 && live.finish == FinishReason::length)
     meters_.prompt_tokens.add(uint64_t(live.prompt_tokens));
   if (times.first_token) meters_.decode_seconds.observe(seconds(now - times.first_token));

@@ -91,6 +91,8 @@ GenerationPlan plan_of(const ApiCall& call, GenerationOptions options, std::stri
   plan.model = std::string(call.model_name);
   plan.created = call.created;
   plan.deadline = call.deadline;
+  plan.lane = options.lane.value_or(call.lane);
+  plan.tenant = call.tenant;
   plan.sampling = sampling_of(options, call.model.defaults(), call.model.engine().info().spec.vocab);
   static thread_local std::mt19937_64 random{std::random_device{}()};
   plan.sampling.seed = options.seed.value_or(random());

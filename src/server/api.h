@@ -22,7 +22,9 @@ struct ApiCall {
   std::string_view model_name;  // id in the API
   std::string request_id;
   TimeNs deadline = 0;
-  int64_t created = 0;  // Unix seconds
+  int64_t created = 0;         // Unix seconds
+  Lane lane = Lane::standard;  // of X-Priority; the body's own word counts more
+  uint32_t tenant = 0;         // GenerationPlan::tenant
 };
 
 struct PreparedGeneration {

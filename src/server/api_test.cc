@@ -394,6 +394,37 @@ TEST_F(ApiTest, TheDeadlineOfTheHeaderReachesTheEngine) {
   }
 }
 
+TEST_F(ApiTest, TheLaneComesFromTheHeaderUnlessTheBodySaysMore) {
+  say({"A"}, FinishReason::length);
+  const auto lane_of = [&](const std::string& members, const std::string& header) {
+    const size_t at = model_.scripted.submitted();
+    EXPECT_EQ(post("/v1/completions", R"({"prompt":"a")" + members + "}", header).status, 200);
+    return model_.scripted.request(at).lane;
+  };
+  EXPECT_EQ(lane_of("", ""), Lane::standard);
+  EXPECT_EQ(lane_of("", "X-Priority: interactive\r\n"), Lane::interactive);
+  EXPECT_EQ(lane_of(R"(,"priority":"batch")", ""), Lane::batch);
+  EXPECT_EQ(lane_of(R"(,"priority":"batch")", "X-Priority: interactive\r\n"), Lane::batch);
+  EXPECT_EQ(lane_of(R"(,"priority":0)", "x-priority: batch\r\n"), Lane::batch);  // 0 says nothing
+  const TestResponse bad = post("/v1/completions", R"({"prompt":"a"})", "X-Priority: urgent\r\n");
+  expect_error(bad, 400, "x-priority");
+  EXPECT_THAT(bad.body, HasSubstr("interactive, standard, batch"));
+  expect_error(complete(R"("prompt":"a","priority":"urgent")"), 400, "priority");
+}
+
+TEST_F(ApiTest, TheTenantIsTheKeysPlace) {
+  say({"A"}, FinishReason::length);
+  complete(R"("prompt":"a")");
+  EXPECT_EQ(model_.scripted.request(0).tenant, 0u);
+  ServerConfig config;
+  config.api_keys = {"first", "second"};
+  start(config);
+  post("/v1/completions", R"({"prompt":"a"})", "Authorization: Bearer second\r\n");
+  post("/v1/completions", R"({"prompt":"a"})", "X-Api-Key: first\r\n");
+  EXPECT_EQ(model_.scripted.request(1).tenant, 2u);
+  EXPECT_EQ(model_.scripted.request(2).tenant, 1u);
+}
+
 // A reader that stops: the server buffers little, the rest stays in the engine's outbox; when it reads on,
 // nothing is lost.
 TEST_F(ApiTest, ASlowReaderStopsItsOwnStreamOnly) {

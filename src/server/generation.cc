@@ -89,6 +89,9 @@ Request Generation::request_of(int prompt, int k) const {
   request.ignore_eos = plan_.options.ignore_eos;
   request.stop_ids = plan_.options.stop_ids;
   request.deadline = plan_.deadline;
+  request.lane = plan_.lane;
+  request.tenant = plan_.tenant;
+  request.cache_salt = plan_.options.cache_salt;
   return request;
 }
 

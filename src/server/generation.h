@@ -43,6 +43,8 @@ struct GenerationPlan {
   bool echo = false;
   std::vector<Prompt> prompts;
   TimeNs deadline = 0;
+  Lane lane = Lane::standard;
+  uint32_t tenant = 0;  // place of the client's key among those configured, from 1; 0: none was needed
 };
 
 struct Usage {

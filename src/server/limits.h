@@ -15,6 +15,7 @@ inline constexpr int kMessages = 4096;         // of one chat request
 inline constexpr int kParts = 256;             // of one message's content
 inline constexpr int kTemplateArguments = 32;  // members of chat_template_kwargs
 inline constexpr int kRequestIdChars = 128;
+inline constexpr size_t kCacheSaltBytes = 256;
 inline constexpr int kRequestTimeoutMaxMs = 24 * 3600 * 1000;
 inline constexpr int kUnknownNames = 64;  // distinct unknown members that are logged, once each
 

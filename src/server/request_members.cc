@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/meter.h"
+#include "server/cache_salt.h"
 #include "server/limits.h"
 
 namespace sluice {
@@ -176,6 +177,26 @@ Status read_special(JsonView value, Options& o, const Bounds&) {
   return status;
 }
 
+// A lane's name; or vLLM's integer, where lower is earlier and 0 is what everybody has.
+Status read_priority(JsonView value, Options& o, const Bounds&) {
+  if (const auto rank = value.integer()) {
+    if (*rank != 0) o.lane = *rank < 0 ? Lane::interactive : Lane::batch;
+    return {};
+  }
+  if (const auto name = value.string()) o.lane = lane_named(*name);
+  if (o.lane) return {};
+  return member_error(fmt::format("must be one of {}, or an integer (lower is earlier).", kLaneNames));
+}
+
+Status read_cache_salt(JsonView value, Options& o, const Bounds&) {
+  const auto word = value.string();
+  if (!word) return wrong_type("a string", value);
+  if (word->size() > limits::kCacheSaltBytes)
+    return member_error(fmt::format("must be at most {} bytes.", limits::kCacheSaltBytes));
+  o.cache_salt = cache_salt_digest(*word);
+  return {};
+}
+
 Status read_model(JsonView value, Options& o, const Bounds&) {
   std::string name;
   Status status = read_text(value, name);
@@ -216,6 +237,8 @@ constexpr Member<Options> kShared[] = {
      [](JsonView v, Options& o, const Bounds&) { return read_boolean(v, o.return_token_ids); }},
     {"return_tokens_as_token_ids",
      [](JsonView v, Options& o, const Bounds&) { return read_boolean(v, o.tokens_as_ids); }},
+    {"priority", read_priority},
+    {"cache_salt", read_cache_salt},
 };
 
 // Members that change what comes back, which this server cannot do. `harmless`: a value that asks for nothing.
@@ -278,8 +301,6 @@ constexpr Refused kRefused[] = {
     {"prompt_logprobs", never},
     {"truncate_prompt_tokens", never},
     {"spaces_between_special_tokens", is_true},
-    {"priority", is_zero},
-    {"cache_salt", is_empty},
     {"lora", is_empty},
     {"adapter", is_empty},
     {"n_predict", never},
@@ -349,6 +370,13 @@ std::optional<Status> refuse_member(std::string_view name, JsonView value) {
     if (known == name) return Status();
   }
   note_unknown(name);
+  return std::nullopt;
+}
+
+std::optional<Lane> lane_named(std::string_view name) {
+  for (int i = 0; i < kLanes; ++i) {
+    if (name == lane_name(Lane(i))) return Lane(i);
+  }
   return std::nullopt;
 }
 

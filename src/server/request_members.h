@@ -8,6 +8,7 @@
 // Pure; any thread.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -48,6 +49,8 @@ struct GenerationOptions {
   bool include_usage = false;
   bool return_token_ids = false;
   bool tokens_as_ids = false;  // return_tokens_as_token_ids
+  std::optional<Lane> lane;    // priority
+  std::array<uint64_t, 2> cache_salt{};
 };
 
 // A member of one API: `read` fills the request from a value that is not null.
@@ -71,6 +74,10 @@ std::optional<Status> read_shared_member(std::string_view name, JsonView value, 
                                          const RequestBounds& bounds);
 // A member that no API here can honour. Unset: unknown, and already counted.
 std::optional<Status> refuse_member(std::string_view name, JsonView value);
+
+// A lane by its name; unset: there is no such lane.
+std::optional<Lane> lane_named(std::string_view name);
+inline constexpr std::string_view kLaneNames = "interactive, standard, batch";
 
 // Registered at start, so that the first scrape shows them.
 void register_member_meters();

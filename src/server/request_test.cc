@@ -129,6 +129,36 @@ TEST(Members, GoodValuesArrive) {
               o.return_token_ids);
 }
 
+TEST(Members, PriorityIsALaneOrVllmsInteger) {
+  EXPECT_FALSE(completion_of("").options.lane);
+  EXPECT_EQ(completion_of(R"("priority":"interactive")").options.lane, Lane::interactive);
+  EXPECT_EQ(completion_of(R"("priority":"standard")").options.lane, Lane::standard);
+  EXPECT_EQ(completion_of(R"("priority":"batch")").options.lane, Lane::batch);
+  EXPECT_EQ(completion_of(R"("priority":-3)").options.lane, Lane::interactive);
+  EXPECT_FALSE(completion_of(R"("priority":0)").options.lane);
+  EXPECT_EQ(completion_of(R"("priority":7)").options.lane, Lane::batch);
+  for (const char* bad : {R"("urgent")", R"("")", R"("Batch")", "1.5", "true", "[]", "18446744073709551615"}) {
+    const std::string member = std::string(R"("priority":)") + bad;
+    EXPECT_EQ(refused_chat(chat(member)), "priority") << bad;
+    EXPECT_EQ(refused_completion(completion(member)), "priority") << bad;
+  }
+}
+
+TEST(Members, CacheSaltsAreDigests) {
+  using Salt = std::array<uint64_t, 2>;
+  const auto salt = [](const std::string& word) {
+    return completion_of(R"("cache_salt":")" + word + "\"").options.cache_salt;
+  };
+  EXPECT_EQ(completion_of("").options.cache_salt, Salt{});
+  EXPECT_EQ(salt(""), Salt{});
+  EXPECT_NE(salt("a"), Salt{});
+  EXPECT_EQ(salt("a"), salt("a"));
+  EXPECT_NE(salt("a"), salt("b"));
+  EXPECT_NE(salt(std::string(256, 'x')), salt(std::string(255, 'x')));
+  EXPECT_EQ(refused_chat(chat(R"("cache_salt":")" + std::string(257, 'x') + "\"")), "cache_salt");
+  EXPECT_EQ(refused_chat(chat(R"("cache_salt":5)")), "cache_salt");
+}
+
 TEST(Members, NullMeansNotGiven) {
   const ChatRequest r =
       chat_of(R"("temperature":null,"stop":null,"tools":null,"tool_choice":null,"top_p":null,"seed":null,

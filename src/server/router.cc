@@ -164,26 +164,61 @@ void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExcha
     if (!allow.empty()) response.headers.emplace_back("Allow", allow + ", OPTIONS");
     return respond(exchange, std::move(response), id);
   }
-  if (!found->open && !authorized(request)) {
+  const auto tenant = tenant_of(request);
+  if (!found->open && !tenant) {
     return respond(exchange, error_response(401, "A valid API key is needed: Authorization: Bearer KEY."), id);
   }
   if (found->page != nullptr) return respond(exchange, (this->*found->page)(request), id);
   if (model_.load(std::memory_order_acquire) == nullptr || draining_.load(std::memory_order_relaxed))
     return respond(exchange, not_ready(), id);
-  run_model_route(*found, request, exchange, id);
+  ApiCall call{*model_.load(std::memory_order_acquire), config_, model_name(), id};
+  call.created = std::time(nullptr);
+  call.tenant = *tenant;
+  if (ApiFailure failure = read_headers(request, call)) return respond(exchange, error_response(*failure), id);
+  run_model_route(*found, request, exchange, std::move(call));
 }
 
-bool Router::authorized(const HttpRequest& request) const {
-  if (config_.api_keys.empty()) return true;
+// Whose key it is: its place among those configured, from 1. 0: keys are not asked for. Unset: none that is
+// known.
+std::optional<uint32_t> Router::tenant_of(const HttpRequest& request) const {
+  if (config_.api_keys.empty()) return 0;
   std::string_view key = request.header("authorization");
   constexpr std::string_view kBearer = "bearer ";
   if (key.size() > kBearer.size() && equal_ignoring_case(key.substr(0, kBearer.size()), kBearer))
     key.remove_prefix(kBearer.size());
   else
     key = request.header("x-api-key");
-  bool found = false;
-  for (const std::string& known : config_.api_keys) found = same_secret(key, known) || found;
+  std::optional<uint32_t> found;
+  for (size_t i = 0; i < config_.api_keys.size(); ++i) {
+    const bool same = same_secret(key, config_.api_keys[i]);  // all are compared, whichever it is
+    if (same && !found) found = uint32_t(i) + 1;
+  }
   return found;
+}
+
+// What headers say of a request beside its body: how long it may take, and its lane.
+ApiFailure Router::read_headers(const HttpRequest& request, ApiCall& call) const {
+  const auto wrong = [](std::string field, std::string message) {
+    return ApiError{{ErrorCode::kInvalidArgument, std::move(message), std::move(field)}, ""};
+  };
+  int limit_ms = config_.request_timeout_ms;
+  if (const std::string_view timeout = request.header("x-request-timeout-ms"); !timeout.empty()) {
+    int asked_ms = 0;
+    const auto parsed = std::from_chars(timeout.data(), timeout.data() + timeout.size(), asked_ms);
+    const bool whole = parsed.ec == std::errc() && parsed.ptr == timeout.data() + timeout.size();
+    if (!whole || asked_ms < 1 || asked_ms > limits::kRequestTimeoutMaxMs) {
+      return wrong("x-request-timeout-ms",
+                   fmt::format("x-request-timeout-ms must be 1 to {}.", limits::kRequestTimeoutMaxMs));
+    }
+    limit_ms = limit_ms > 0 ? std::min(limit_ms, asked_ms) : asked_ms;
+  }
+  if (limit_ms > 0) call.deadline = request.received + TimeNs(limit_ms) * 1'000'000;
+  if (const std::string_view priority = request.header("x-priority"); !priority.empty()) {
+    const auto lane = lane_named(priority);
+    if (!lane) return wrong("x-priority", fmt::format("x-priority must be one of {}.", kLaneNames));
+    call.lane = *lane;
+  }
+  return std::nullopt;
 }
 
 HttpResponse Router::not_ready() const {
@@ -206,25 +241,8 @@ struct Router::TextJob {
 };
 
 void Router::run_model_route(const Route& route, HttpRequest& request,
-                             const std::shared_ptr<HttpExchange>& exchange, const std::string& id) {
-  ApiCall call{*model_.load(std::memory_order_acquire), config_, model_name(), id};
-  call.created = std::time(nullptr);
-  int limit_ms = config_.request_timeout_ms;
-  if (const std::string_view timeout = request.header("x-request-timeout-ms"); !timeout.empty()) {
-    int asked_ms = 0;
-    const auto parsed = std::from_chars(timeout.data(), timeout.data() + timeout.size(), asked_ms);
-    const bool whole = parsed.ec == std::errc() && parsed.ptr == timeout.data() + timeout.size();
-    if (!whole || asked_ms < 1 || asked_ms > limits::kRequestTimeoutMaxMs) {
-      return respond(
-          exchange,
-          error_response(400,
-                         fmt::format("x-request-timeout-ms must be 1 to {}.", limits::kRequestTimeoutMaxMs),
-                         "x-request-timeout-ms"),
-          id);
-    }
-    limit_ms = limit_ms > 0 ? std::min(limit_ms, asked_ms) : asked_ms;
-  }
-  if (limit_ms > 0) call.deadline = request.received + TimeNs(limit_ms) * 1'000'000;
+                             const std::shared_ptr<HttpExchange>& exchange, ApiCall call) {
+  const std::string id = call.request_id;
   const bool inline_work = request.body.size() <= limits::kInlineBodyBytes;
   auto job = std::make_shared<TextJob>(TextJob{route, std::move(request), exchange, std::move(call)});
   if (inline_work) {

@@ -37,10 +37,11 @@ class Router final : public HttpHandler {
 
   void route_request(HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange,
                      const std::string& id);
-  bool authorized(const HttpRequest& request) const;
+  std::optional<uint32_t> tenant_of(const HttpRequest& request) const;
   HttpResponse not_ready() const;
   void run_model_route(const Route& route, HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange,
-                       const std::string& id);
+                       ApiCall call);
+  ApiFailure read_headers(const HttpRequest& request, ApiCall& call) const;
   void run_job(const std::shared_ptr<TextJob>& job);
   void finish_job(const std::shared_ptr<TextJob>& job);
 

@@ -21,6 +21,8 @@ Result<std::shared_ptr<RequestStream>> ScriptedEngine::submit(Request request, s
   auto stream = std::make_shared<RequestStream>(outbox);
   stream->door_ = std::make_shared<EngineDoor>();
   stream->notify_ = std::move(notify);
+  stream->times_.submitted = now_ns();
+  stream->progress_.spans.start(Span::queue, stream->times_.submitted);
   if (script) {
     for (const TokenEvent& event : script(request))
       CHECK(stream->events_.push(event), "a script longer than the outbox");
