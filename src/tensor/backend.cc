@@ -21,6 +21,10 @@ void Backend::stage(int, std::span<const Upload> uploads, std::span<const Sample
   }
 }
 
+void Backend::move_blocks(const MoveBlocksArgs& a) {
+  CHECK(a.batch.move_count == 0, "this backend keeps keys and values in one precision");
+}
+
 std::string others_on_card(const DeviceInfo& device) {
   if (device.memory_others < size_t{64} << 20) return {};
   return fmt::format("; {:.1f} GiB are used by other processes on this card", gib(device.memory_others));

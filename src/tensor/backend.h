@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "tensor/kv_tier.h"
 #include "tensor/tensor.h"
 
 namespace sluice {
@@ -43,14 +44,20 @@ struct KvGeometry {
   int kv_heads = 0;  // G
   int head_dim = 0;  // D
   DType dtype = DType::f16;
+  bool tiered = false;  // blocks of smaller tiers may lie in the pool: a slot then has room for their scales
 };
 
 // The block pool's memory, and where one layer's share of each block lies.
 struct KvLayer {
-  std::byte* pool = nullptr;  // block b starts at pool + b * block_bytes
+  std::byte* pool = nullptr;  // slot s starts at pool + s * block_bytes; blocks lie as kv_tier.h says
   size_t block_bytes = 0;
   int layer_in_group = 0;
   int group = 0;
+};
+
+// A whole block, and the place that it shall have too.
+struct KvMove {
+  KvRef from = kNoKvRef, to = kNoKvRef;
 };
 
 // The step as flat arrays in device memory (host memory on the CPU), built by engine/batch_builder.
@@ -70,8 +77,18 @@ struct BatchInput {
   int one_row_sequences = 0;             // of the S, those with exactly one row
   int table_stride = 0;                  // blocks per row of a table
   const int32_t* tables[kMaxLayerGroups] =
-      {};  // per layer group [S, table_stride]: block ids; -1 behind the window
+      {};  // per layer group [S, table_stride]: KvRefs; -1 behind the window. Rows are stored in full blocks
   int groups = 0;
+  const KvMove* moves = nullptr;  // [move_count] for move_blocks, before the step's ops
+  int move_count = 0;
+};
+
+// Of move_blocks: all layers of the blocks are copied, converted where the tiers differ.
+struct MoveBlocksArgs {
+  const BatchInput& batch;
+  const KvGeometry& geometry;
+  std::byte* pool;
+  size_t block_bytes;  // of a slot
 };
 
 struct EmbedArgs {
@@ -278,7 +295,8 @@ class Backend {
   // Type of activations between ops: f32 on the CPU.
   virtual DType activation_dtype() const = 0;
   virtual DType kv_dtype() const = 0;
-  virtual size_t kv_block_bytes(const KvGeometry& geometry) const = 0;
+  virtual bool has_kv_tier(KvTier tier) const { return tier == KvTier::full; }
+  virtual size_t kv_block_bytes(const KvGeometry& geometry) const = 0;  // of a slot
 
   // Packs rows of the sources, one after the other, into this backend's layout. `row_order` (per source, empty
   // = as stored) lists which stored row becomes row i. Called at load, from one thread.
@@ -302,6 +320,8 @@ class Backend {
   virtual void sample(const SampleArgs& a) = 0;
   virtual void copy_blocks(std::byte* pool, size_t block_bytes,
                            std::span<const std::pair<int32_t, int32_t>> from_to) = 0;
+  // batch.moves, in their order; a place that one of them fills may be read by a later one.
+  virtual void move_blocks(const MoveBlocksArgs& a);
   virtual void finish_step() = 0;  // returns once all work enqueued so far is done (CPU: at once)
 
   // -- Steps that overlap. `slot` (0, 1) names which of the two in flight; a slot is used again only after

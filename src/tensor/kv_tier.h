@@ -3,6 +3,13 @@
 // The pool is an array of slots of one size. A slot holds one block in full precision, or two of a half tier,
 // or four of a quarter tier, each with its scales; so precision can change block by block without two sizes of
 // memory getting in each other's way, and nothing ever has to be moved to make room.
+//
+// What a tier keeps of a head's keys and values (scales and minima are half-precision or bf16 numbers, rounded
+// before they are used to quantize; how the bytes lie is the backend's own):
+//   int8  per token: x = scale * q, q in -127..127, scale = largest |x| / 127
+//   fp8   per token: x = scale * q, q an E4M3 number up to 448, scale = largest |x| / 448
+//   int4  x = min + scale * q, q in 0..15: keys per channel over the tokens of a block, since some channels are
+//         much larger than others; values per token (KIVI, arXiv 2402.02750)
 #pragma once
 
 #include <cstdint>

@@ -87,8 +87,10 @@ class Step {
  public:
   static constexpr int kBlocksPerSequence = 4096 / 16 + 8;
 
-  Step(const std::vector<Part>& parts, const std::vector<int>& ids, int block_tokens, int window = 0)
-      : stride_(kBlocksPerSequence) {
+  // `per_sequence`: blocks that a sequence may have; more cost memory.
+  Step(const std::vector<Part>& parts, const std::vector<int>& ids, int block_tokens, int window = 0,
+       int per_sequence = kBlocksPerSequence)
+      : stride_(per_sequence) {
     starts_.push_back(0);
     for (size_t s = 0; s < parts.size(); ++s) {
       const Part& p = parts[s];
@@ -98,8 +100,8 @@ class Step {
       }
       starts_.push_back(int(positions_.size()));
       lengths_.push_back(p.context + p.rows);
-      std::vector<int32_t> blocks(kBlocksPerSequence);
-      for (int i = 0; i < kBlocksPerSequence; ++i) blocks[size_t(i)] = ids[s] * kBlocksPerSequence + i;
+      std::vector<int32_t> blocks(static_cast<size_t>(per_sequence));
+      for (int i = 0; i < per_sequence; ++i) blocks[size_t(i)] = ids[s] * per_sequence + i;
       std::shuffle(blocks.begin(), blocks.end(), std::mt19937(uint32_t(ids[s]) + 1));
       const int seen = window > 0 ? std::max(0, p.context - window + 1) : 0;
       for (int i = 0; i < seen / block_tokens; ++i) blocks[size_t(i)] = -1;
@@ -108,10 +110,18 @@ class Step {
     tokens_.assign(positions_.size(), 0);
   }
 
+  // Table entries of whole blocks, as references that may be changed.
+  std::span<KvRef> table(size_t sequence) {
+    return std::span(table_).subspan(sequence * size_t(stride_), size_t(stride_));
+  }
   static int block_count(int sequences) { return sequences * kBlocksPerSequence; }
+
+  std::vector<KvMove> moves;
 
   BatchInput batch() const {
     BatchInput b;
+    b.moves = moves.data();
+    b.move_count = int(moves.size());
     b.tokens = int(positions_.size());
     b.sequences = int(lengths_.size());
     b.token_ids = tokens_.data();

@@ -79,6 +79,8 @@ class CpuBackend final : public Backend {
   void sample(const SampleArgs& a) override;
   void copy_blocks(std::byte* pool, size_t bytes,
                    std::span<const std::pair<int32_t, int32_t>> from_to) override;
+  bool has_kv_tier(KvTier tier) const override { return tier != KvTier::fp8; }
+  void move_blocks(const MoveBlocksArgs& a) override { attention_.move_blocks(a); }
   void finish_step() override {}
 
  private:
@@ -170,7 +172,7 @@ void CpuBackend::rope_store_kv(const RopeStoreArgs& a) {
     for (int g = 0; g < kv_heads; ++g) {
       uint16_t* keys = layout.keys(a.kv, block, page, g);
       kernels_.store_kv(k + int64_t(g) * head_dim, v + int64_t(g) * head_dim, head_dim, keys + slot,
-                        layout.values(keys) + slot * layout.padded);
+                        layout.values(keys) + slot * layout.strip.padded());
     }
   });
 }

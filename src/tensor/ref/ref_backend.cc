@@ -64,7 +64,8 @@ void rotate(float* x, int rotary, const float* inv_freq, float magnitude, int po
   }
 }
 
-// A block here is [layers][k, v][G][block_tokens][D] of the cache's type.
+// A block here is [layers][k, v][G][block_tokens][D] of the cache's type. In a small tier too: rounded to what
+// the tier can say, but not packed, so a slot is four times as large as a block where there are tiers.
 struct KvView {
   const KvGeometry& g;
   const KvLayer& kv;
@@ -75,7 +76,8 @@ struct KvView {
         ((((int64_t(kv.layer_in_group) * 2 + value) * g.kv_heads + head) * g.block_tokens) + token) *
             g.head_dim +
         d;
-    return kv.pool + size_t(block) * kv.block_bytes + size_t(i) * dtype_size(g.dtype);
+    return kv.pool + size_t(kv_first_unit(block)) * (kv.block_bytes / kSlotUnits) +
+           size_t(i) * dtype_size(g.dtype);
   }
   void store(int32_t block, bool value, int head, int token, int d, float x) const {
     std::byte* at = element(block, value, head, token, d);
@@ -91,6 +93,34 @@ struct KvView {
     return load_element(at, g.dtype == DType::f32 ? WeightElement::f32 : WeightElement::f16, 0);
   }
 };
+
+float as_half(float x) { return f16_to_f32(f32_to_f16(x)); }
+
+// x as the nearest number of four significant bits, as E4M3 has them; |x| <= 448.
+float as_e4m3(float x) {
+  int exponent;
+  std::frexp(x, &exponent);
+  const float last_place = std::ldexp(1.0f, std::max(exponent - 4, -9));
+  return std::nearbyint(x / last_place) * last_place;
+}
+
+// Rounds n values to what a tier says of them with one scale (and minimum).
+void round_to_tier(KvTier tier, std::span<float> x) {
+  const auto [low, high] = std::minmax_element(x.begin(), x.end());
+  const float largest = std::max(std::fabs(*low), std::fabs(*high));
+  if (tier == KvTier::int4) {
+    const float min = as_half(*low), scale = as_half((*high - min) / 15);
+    for (float& v : x)
+      v = min + scale * std::clamp(scale > 0 ? std::nearbyint((v - min) / scale) : 0.0f, 0.0f, 15.0f);
+    return;
+  }
+  const float most = tier == KvTier::int8 ? 127 : 448;
+  const float scale = as_half(largest / most);
+  for (float& v : x) {
+    const float q = std::clamp(scale > 0 ? v / scale : 0.0f, -most, most);
+    v = scale * (tier == KvTier::int8 ? std::nearbyint(q) : as_e4m3(q));
+  }
+}
 
 int32_t block_of(const BatchInput& b, int group, int row, int position, int block_tokens) {
   return b.tables[group][int64_t(b.row_sequence[row]) * b.table_stride + position / block_tokens];
@@ -124,7 +154,8 @@ class RefBackend final : public Backend {
   DType activation_dtype() const override { return DType::f32; }
   DType kv_dtype() const override { return DType::f32; }
   size_t kv_block_bytes(const KvGeometry& g) const override {
-    return size_t(g.layers_per_group) * 2 * g.kv_heads * g.block_tokens * g.head_dim * dtype_size(g.dtype);
+    return size_t(g.layers_per_group) * 2 * g.kv_heads * g.block_tokens * g.head_dim * dtype_size(g.dtype) *
+           (g.tiered ? kSlotUnits : 1);
   }
 
   Result<Weight> pack(std::span<const PackSource> sources) override {
@@ -256,9 +287,32 @@ class RefBackend final : public Backend {
                    std::span<const std::pair<int32_t, int32_t>> from_to) override {
     for (auto [from, to] : from_to) std::memcpy(pool + size_t(to) * bytes, pool + size_t(from) * bytes, bytes);
   }
+  bool has_kv_tier(KvTier) const override { return true; }
+  void move_blocks(const MoveBlocksArgs& a) override {
+    for (int i = 0; i < a.batch.move_count; ++i)
+      for (int layer = 0; layer < a.geometry.layers_per_group; ++layer)
+        for (int head = 0; head < a.geometry.kv_heads; ++head)
+          for (const bool value : {false, true})
+            move_head({a.geometry, KvLayer{a.pool, a.block_bytes, layer, 0}}, a.batch.moves[i], value, head);
+  }
   void finish_step() override {}
 
  private:
+  // Tokens are the rows of a head, channels its columns: int4 keys have a scale per column, all else per row.
+  static void move_head(const KvView& kv, const KvMove& move, bool value, int head) {
+    const int tokens = kv.g.block_tokens, channels = kv.g.head_dim;
+    const KvTier from = kv_tier(move.from), to = kv_tier(move.to);
+    const bool by_channel = to == KvTier::int4 && !value;
+    std::vector<float> line(size_t(by_channel ? tokens : channels));
+    for (int outer = 0; outer < (by_channel ? channels : tokens); ++outer) {
+      const auto token = [&](size_t i) { return by_channel ? int(i) : outer; };
+      const auto channel = [&](size_t i) { return by_channel ? outer : int(i); };
+      for (size_t i = 0; i < line.size(); ++i) line[i] = kv.load(move.from, value, head, token(i), channel(i));
+      if (to != KvTier::full && to != from) round_to_tier(to, line);
+      for (size_t i = 0; i < line.size(); ++i) kv.store(move.to, value, head, token(i), channel(i), line[i]);
+    }
+  }
+
   void attend(const AttentionArgs& a, int t, int h) {
     const int head_dim = a.geometry.head_dim, g = h / (a.heads / a.geometry.kv_heads);
     if (is_padding(a.batch, t)) {

@@ -1,6 +1,7 @@
 #include "tensor/cpu/attention/attention.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace sluice::cpu {
@@ -19,35 +20,30 @@ float* align(float* p) {
 
 }  // namespace
 
-PageLayout::PageLayout(const KvGeometry& g)
-    : page_bytes(size_t(padded_head(g.head_dim)) * kPageTokens * 2 * sizeof(uint16_t)),
-      pages_per_block(g.block_tokens / kPageTokens),
-      kv_heads(g.kv_heads),
-      padded(padded_head(g.head_dim)) {
-  CHECK(g.block_tokens % kPageTokens == 0 && g.dtype == DType::f16, "a cache this backend cannot hold");
-}
-
 // Scratch of one thread.
 struct Attention::Member {
   explicit Member(int head_dim) {
     const size_t padded = size_t(padded_head(head_dim));
-    memory.resize(kTileRows * (3 * padded + kChunkTokens) + 4 * kTileRows + 16 * 8);
+    memory.resize(kTileRows * (3 * padded + kChunkTokens) + kChunkTokens * padded + 4 * kTileRows + 16 * 9);
     float* p = align(memory.data());
     const auto take = [&p](size_t n) { return std::exchange(p, align(p + n)); };
     scratch = {take(kTileRows * padded), take(kTileRows * size_t(kChunkTokens))};
     next = {take(kTileRows), take(kTileRows), take(kTileRows * padded)};
     state = {take(kTileRows), take(kTileRows), take(kTileRows * padded)};
+    pages = reinterpret_cast<uint16_t*>(take(kChunkTokens * padded));
   }
   std::vector<float> memory;
   TileScratch scratch;
   TileState next, state;
+  uint16_t* pages;  // [kChunkPages] of keys and values, where the cache has them in a small tier
   const float* q_rows[kTileRows];
   float* out_rows[kTileRows];
   int32_t positions[kTileRows];
   int32_t begin[kTileRows], end[kTileRows];
 };
 
-Attention::Attention(Team& team, Isa isa) : team_(team), kernels_(chunk_kernels(isa)), plans_(kMaxPlans) {}
+Attention::Attention(Team& team, Isa isa)
+    : team_(team), kernels_(chunk_kernels(isa)), tiers_(tier_kernels(isa)), plans_(kMaxPlans) {}
 Attention::~Attention() = default;
 
 void Attention::reserve(int max_tokens, int max_heads, int head_dim, int max_context) {
@@ -159,9 +155,15 @@ void Attention::run_chunk(const AttentionArgs& a, const Tile& tile, int chunk, M
   const int32_t* table = a.batch.tables[a.kv.group] + int64_t(tile.sequence) * a.batch.table_stride;
   for (int p = c.page_begin; p < c.page_end; ++p) {
     const int page = chunk * kChunkPages + p;
-    const int32_t block = table[page / layout.pages_per_block];
+    const KvRef block = table[page / layout.strip.pages];
     CHECK(block >= 0, "attention reached a block behind the window");
-    uint16_t* keys = layout.keys(a.kv, block, page % layout.pages_per_block, tile.kv_head);
+    const int inside = page % layout.strip.pages;
+    uint16_t* keys = m.pages + size_t(p) * layout.strip.page_values() * 2;
+    if (const KvTier tier = kv_tier(block); tier == KvTier::full)
+      keys = layout.keys(a.kv, block, inside, tile.kv_head);
+    else
+      (tier == KvTier::int8 ? tiers_.decode_int8 : tiers_.decode_int4)(
+          layout.strip, layout.strip_of(a.kv, block, tile.kv_head), inside, keys, layout.values(keys));
     c.keys[p] = keys;
     c.values[p] = layout.values(keys);
   }
@@ -200,6 +202,47 @@ void Attention::join(const AttentionArgs& a, const Tile& tile, Member& m) {
     kernels_.fold(state, partial(tile, c), tile.rows, head_dim);
   }
   kernels_.finish(state, tile.rows, head_dim, m.out_rows);
+}
+
+void Attention::move_blocks(const MoveBlocksArgs& a) {
+  const PageLayout layout(a.geometry);
+  const int strips = a.geometry.layers_per_group * a.geometry.kv_heads;
+  for (int i = 0; i < a.batch.move_count; ++i)
+    team_.run_tasks(strips, [&](int strip, int member) {
+      move_strip(a, layout, a.batch.moves[i], strip, *members_[size_t(member)]);
+    });
+}
+
+// One head of one layer.
+void Attention::move_strip(const MoveBlocksArgs& a, const PageLayout& layout, const KvMove& move, int strip,
+                           Member& m) {
+  const KvLayer kv{a.pool, a.block_bytes, strip / layout.kv_heads, 0};
+  const int head = strip % layout.kv_heads;
+  const StripShape& shape = layout.strip;
+  const KvTier from = kv_tier(move.from), to = kv_tier(move.to);
+  if (from == to && from != KvTier::full) {
+    std::memcpy(layout.strip_of(kv, move.to, head), layout.strip_of(kv, move.from, head),
+                layout.strip_bytes(to));
+    return;
+  }
+  const uint16_t *keys[kChunkPages], *values[kChunkPages];
+  for (int page = 0; page < shape.pages; ++page) {
+    uint16_t* target = to == KvTier::full ? layout.keys(kv, move.to, page, head)
+                                          : m.pages + size_t(page) * shape.page_values() * 2;
+    const uint16_t* source = target;
+    if (from == KvTier::full)
+      source = layout.keys(kv, move.from, page, head);
+    else
+      (from == KvTier::int8 ? tiers_.decode_int8 : tiers_.decode_int4)(
+          shape, layout.strip_of(kv, move.from, head), page, target, layout.values(target));
+    if (source != target && to == KvTier::full)
+      std::memcpy(target, source, shape.page_values() * 2 * sizeof(uint16_t));
+    keys[page] = source;
+    values[page] = source + shape.page_values();
+  }
+  if (to != KvTier::full)
+    (to == KvTier::int8 ? tiers_.encode_int8 : tiers_.encode_int4)(shape, keys, values,
+                                                                   layout.strip_of(kv, move.to, head));
 }
 
 }  // namespace sluice::cpu

@@ -11,28 +11,12 @@
 
 #include "tensor/backend.h"
 #include "tensor/cpu/attention/chunk_kernel.h"
+#include "tensor/cpu/attention/page_layout.h"
 #include "tensor/cpu/attention/plan.h"
 #include "tensor/cpu/host_memory.h"
 #include "tensor/cpu/team.h"
 
 namespace sluice::cpu {
-
-// Where keys and values lie in a block: pages of kPageTokens tokens, [layer][page][kv head] of {K [D][16], V
-// [16][padded D]}, half precision. K is padded to the size of V.
-struct PageLayout {
-  size_t page_bytes;
-  int pages_per_block;
-  int kv_heads;
-  int padded;
-
-  explicit PageLayout(const KvGeometry& g);
-  size_t block_bytes(int layers) const { return page_bytes * size_t(pages_per_block) * kv_heads * layers; }
-  uint16_t* keys(const KvLayer& kv, int32_t block, int page_in_block, int kv_head) const {
-    const size_t index = (size_t(kv.layer_in_group) * pages_per_block + page_in_block) * kv_heads + kv_head;
-    return reinterpret_cast<uint16_t*>(kv.pool + size_t(block) * kv.block_bytes + index * page_bytes);
-  }
-  uint16_t* values(uint16_t* keys) const { return keys + padded * kPageTokens; }
-};
 
 class Attention {
  public:
@@ -42,6 +26,7 @@ class Attention {
   void reserve(int max_tokens, int max_heads, int head_dim, int max_context);
   void begin_step();  // the batch changes: plans of the last step are forgotten
   void run(const AttentionArgs& a);
+  void move_blocks(const MoveBlocksArgs& a);
 
  private:
   struct Member;
@@ -56,10 +41,12 @@ class Attention {
   void join(const AttentionArgs& a, const Tile& tile, Member& m);
   void run_chunk(const AttentionArgs& a, const Tile& tile, int chunk, Member& m, const TileState& out);
   void gather_rows(const AttentionArgs& a, const Tile& tile, Member& m);
+  void move_strip(const MoveBlocksArgs& a, const PageLayout& layout, const KvMove& move, int strip, Member& m);
   TileState partial(const Tile& tile, int chunk);
 
   Team& team_;
   const ChunkKernels& kernels_;
+  const TierKernels& tiers_;
   std::vector<std::unique_ptr<Member>> members_;
   std::vector<CachedPlan> plans_;
   size_t plans_used_ = 0;

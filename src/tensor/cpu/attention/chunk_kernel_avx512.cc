@@ -1,7 +1,8 @@
-// chunk_kernel.h compiled for one instruction set (cpu/simd/README.md says how and why so).
+// chunk_kernel.h and tier_kernels.h compiled for one instruction set (cpu/simd/README.md says how and why so).
 #include <immintrin.h>
 
 #include "tensor/cpu/attention/chunk_kernel.h"
+#include "tensor/cpu/attention/tier_kernels.h"
 
 #if defined(__clang__)
 #pragma clang attribute push(                                                               \
@@ -19,10 +20,12 @@ namespace {
 #include "tensor/cpu/simd/vec_avx512.inc"
 #include "tensor/cpu/simd/math.inc"
 #include "tensor/cpu/attention/chunk_kernel.inc"
+#include "tensor/cpu/attention/tier_kernels.inc"
 // clang-format on
 }  // namespace
 
 const ChunkKernels kChunkKernelsAvx512 = {pack_q, chunk, fold, finish};
+const TierKernels kTierKernelsAvx512 = {encode_int8, encode_int4, decode_int8, decode_int4};
 
 }  // namespace sluice::cpu
 
