@@ -92,7 +92,13 @@ const Key kKeys[] = {
     {"server.model_name", "server", "", SLOT(server.model_name), 0, 0, "",
      "Name of the model in the API; empty: the file's or folder's name."},
     {"server.api_keys", "server", "", SLOT(server.api_keys), 0, 0, "",
-     "Bearer tokens that are let in; none: everyone. The environment variable SLUICE_API_KEY adds one."},
+     "Keys that are let in, each as \"sha256:HEX\" (its SHA-256), \"NAME=sha256:HEX\", or as it is; none: "
+     "everyone. "
+     "The environment variable SLUICE_API_KEY adds one."},
+    {"server.cors_origins", "server", "", SLOT(server.cors_origins), 0, 0, "",
+     "Origins whose pages may call this server from a browser (\"https://chat.example.com\"); \"*\": all; "
+     "none: only "
+     "its own page."},
     {"server.max_body_bytes", "server", "bytes", SLOT(server.max_body_bytes), 1024, int64_t(1) << 32, "",
      "Longest request body; longer ones are answered with 413."},
     {"server.max_header_bytes", "server", "bytes", SLOT(server.max_header_bytes), 1024, 1 << 24, "",

@@ -38,12 +38,14 @@ using ApiFailure = std::optional<ApiError>;  // set: it failed
 using PrepareCall = ApiFailure (*)(std::string_view body, const ApiCall& call, PreparedGeneration& out);
 ApiFailure prepare_completions(std::string_view body, const ApiCall& call, PreparedGeneration& out);
 ApiFailure prepare_chat(std::string_view body, const ApiCall& call, PreparedGeneration& out);
+ApiFailure prepare_messages(std::string_view body, const ApiCall& call, PreparedGeneration& out);
 
 // A request that needs the model but not the engine.
 using TextCall = HttpResponse (*)(std::string_view body, const ApiCall& call);
 HttpResponse tokenize(std::string_view body, const ApiCall& call);
 HttpResponse detokenize(std::string_view body, const ApiCall& call);
 HttpResponse apply_template(std::string_view body, const ApiCall& call);
+HttpResponse count_message_tokens(std::string_view body, const ApiCall& call);
 
 // Shared steps of the generation APIs.
 RequestBounds bounds_of(const ApiCall& call);

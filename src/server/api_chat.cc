@@ -1,7 +1,6 @@
 // POST /v1/chat/completions and /apply-template.
 #include "server/answer_json.h"
-#include "server/api.h"
-#include "server/chat_request.h"
+#include "server/chat_plan.h"
 #include "server/sse.h"
 
 namespace sluice {
@@ -182,50 +181,15 @@ class ChatFormat final : public AnswerFormat {
   bool first_choice_ = true;
 };
 
-ApiFailure render_prompt(const ChatRequest& request, const ApiCall& call, std::string& out) {
-  const ChatTemplate* chat_template = call.model.chat_template();
-  if (chat_template == nullptr) {
-    return ApiError{{ErrorCode::kUnsupported,
-                     "This model has no chat template, so it cannot take messages. Start the server with "
-                     "--chat-template FILE, or send "
-                     "text to /v1/completions.",
-                     "messages"},
-                    "no_chat_template"};
-  }
-  ChatTemplateInput input;
-  input.messages_json = request.messages;
-  input.extra_json = request.template_arguments;
-  input.add_generation_prompt = request.add_generation_prompt;
-  input.continue_last_assistant = request.continue_final_message;
-  auto prompt = chat_template->render(input);
-  if (!prompt.ok()) {
-    Error error = prompt.error();
-    if (error.field.empty()) error.field = "messages";
-    return ApiError{std::move(error), "chat_template_error"};
-  }
-  out = std::move(prompt).value();
-  return std::nullopt;
-}
-
 }  // namespace
 
 ApiFailure prepare_chat(std::string_view body, const ApiCall& call, PreparedGeneration& out) {
   auto request = parse_chat_request(body, bounds_of(call));
   if (!request.ok()) return api_error(request.error());
-  if (ApiFailure failure = check_model(request->options, call)) return failure;
-  Prompt prompt;
-  std::string text;
-  if (ApiFailure failure = render_prompt(*request, call, text)) return failure;
-  const Tokenizer& tokenizer = call.model.tokenizer();
-  if (ApiFailure failure = check_text(text.size(), call, "messages")) return failure;
-  prompt.ids = encode_prompt(tokenizer, text, true);
-  if (ApiFailure failure = check_prompt(prompt.ids, call, "messages")) return failure;
-  GenerationPlan plan = plan_of(call, std::move(request->options), "chatcmpl-" + random_id());
-  plan.keep_tokens = request->logprobs || plan.options.return_token_ids;
-  plan.sampling.top_logprobs = request->logprobs ? request->top_logprobs : -1;
-  plan.prompts.push_back(std::move(prompt));
-  out.format = std::make_unique<ChatFormat>(tokenizer, plan, request->logprobs, request->top_logprobs);
-  out.plan = std::move(plan);
+  const bool logprobs = request->logprobs;
+  const int top_logprobs = request->top_logprobs;
+  if (ApiFailure failure = plan_chat(*request, call, "chatcmpl-" + random_id(), out.plan)) return failure;
+  out.format = std::make_unique<ChatFormat>(call.model.tokenizer(), out.plan, logprobs, top_logprobs);
   return std::nullopt;
 }
 

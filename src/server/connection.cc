@@ -197,6 +197,7 @@ void Connection::dispatch() {
   deadline_ = 0;
   request.received = now_ns();
   begun_ = chunked_ = false;
+  answer_headers_.clear();
   keep_alive_ = request.keep_alive && !loop_->shared.draining.load(std::memory_order_relaxed);
   head_only_ = request.method == "HEAD";
   version_10_ = request.version == 10;
@@ -210,6 +211,7 @@ void Connection::fail(int status, std::string_view message) {
   in_.clear();
   set_state(State::answering);
   deadline_ = 0;
+  answer_headers_.clear();
   begun_ = chunked_ = head_only_ = false;
   keep_alive_ = false;
   respond(std::move(response));
@@ -238,7 +240,12 @@ void Connection::append_head(const HttpResponse& response, bool chunked, bool si
     out_ += ": ";
     out_ += value;
   }
+  out_ += answer_headers_;
   out_ += "\r\n\r\n";
+}
+
+void Connection::add_header(std::string_view name, std::string_view value) {
+  answer_headers_.append("\r\n").append(name).append(": ").append(value);
 }
 
 void Connection::respond(HttpResponse response) {

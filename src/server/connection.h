@@ -80,6 +80,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   void post(std::function<void()> work) override;
   bool gone() const override { return state_ == State::closed || state_ == State::linger; }
   void listen(std::shared_ptr<HttpListener> listener) override { listener_ = std::move(listener); }
+  void add_header(std::string_view name, std::string_view value) override;
   void respond(HttpResponse response) override;
   void begin(HttpResponse head) override;
   void write(std::string_view bytes) override;
@@ -118,9 +119,10 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   Loop::Socket socket_;
   std::unique_ptr<HttpParser> parser_;
   std::shared_ptr<HttpListener> listener_;
-  std::string in_;     // read, not yet parsed
-  std::string out_;    // made, not yet sent from sent_ on
-  std::string chunk_;  // of a streamed answer, not yet framed
+  std::string in_;              // read, not yet parsed
+  std::string out_;             // made, not yet sent from sent_ on
+  std::string chunk_;           // of a streamed answer, not yet framed
+  std::string answer_headers_;  // by add_header, as they will be sent
   size_t sent_ = 0;
   size_t counted_body_ = 0;
   TimeNs deadline_ = 0;        // of the state; 0: none

@@ -52,6 +52,15 @@ bool is_failure(FinishReason reason) {
 
 void register_generation_meters() { meters(); }
 
+void AnswerFormat::close_stream(std::string& out, const Usage& all, bool wants_usage) {
+  if (wants_usage) usage(out, all);
+  out += kSseDone;
+}
+
+void AnswerFormat::stream_error(std::string& out, const ApiError& error, std::string_view) {
+  append_sse(out, error_json(error));
+}
+
 Generation::Generation(std::shared_ptr<HttpExchange> exchange, ServedModel& model, GenerationPlan plan,
                        std::unique_ptr<AnswerFormat> format)
     : exchange_(std::move(exchange)), model_(model), plan_(std::move(plan)), format_(std::move(format)) {}
@@ -67,9 +76,7 @@ void Generation::start(std::shared_ptr<HttpExchange> exchange, ServedModel& mode
     self->over_ = true;
     self->cancel_all();
     if (status.error().code == ErrorCode::kResourceExhausted) meters().rejected.add();
-    HttpResponse response = error_response(api_error(status.error()));
-    response.headers.emplace_back("X-Request-Id", self->plan_.request_id);
-    self->exchange_->respond(std::move(response));
+    self->respond_error(api_error(status.error()));
     return;
   }
   meters().started.add();
@@ -175,8 +182,7 @@ void Generation::open_stream() {
   stream_open_ = true;
   HttpResponse head;
   head.content_type = "text/event-stream; charset=utf-8";
-  head.headers = {
-      {"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}, {"X-Request-Id", plan_.request_id}};
+  head.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
   exchange_->begin(std::move(head));
 }
 
@@ -187,14 +193,12 @@ void Generation::finish_answer() {
   if (plan_.options.stream) {
     open_stream();
     std::string tail;
-    if (plan_.options.include_usage) format_->usage(tail, usage());
-    tail += kSseDone;
+    format_->close_stream(tail, usage(), plan_.options.include_usage);
     exchange_->write(tail);
     exchange_->end(true);
     return;
   }
   HttpResponse response;
-  response.headers.emplace_back("X-Request-Id", plan_.request_id);
   format_->begin_whole(response.body);
   for (Running& running : running_) {
     const ChoiceView view{*running.choice, plan_.prompts[size_t(running.prompt)], *running.stream, true};
@@ -214,18 +218,19 @@ void Generation::fail(const ApiError& error, const char* reason) {
   else
     meters().failed.add();
   log_end(reason);
-  if (!stream_open_ && frames_.empty()) {
-    HttpResponse response = error_response(error);
-    response.headers.emplace_back("X-Request-Id", plan_.request_id);
-    exchange_->respond(std::move(response));
-    return;
-  }
+  if (!stream_open_ && frames_.empty()) return respond_error(error);
   // Other choices' text of this round is still theirs.
   open_stream();
-  append_sse(frames_, error_json(error));
+  format_->stream_error(frames_, error, plan_.request_id);
   exchange_->write(frames_);
   frames_.clear();
   exchange_->end(false);
+}
+
+void Generation::respond_error(const ApiError& error) {
+  HttpResponse response = error_response(error);
+  style_error(response, format_->error_style(), plan_.request_id);
+  exchange_->respond(std::move(response));
 }
 
 void Generation::on_gone(const char* why) {

@@ -80,6 +80,12 @@ class AnswerFormat {
   virtual void begin_whole(std::string& out) = 0;
   virtual void whole_choice(std::string& out, const ChoiceView& view, const ChoiceDelta& delta) = 0;
   virtual void end_whole(std::string& out, const Usage& usage, const Timings& timings) = 0;
+
+  // What ends a stream that went well. OpenAI's way: usage where it is wanted, and [DONE].
+  virtual void close_stream(std::string& out, const Usage& usage, bool wants_usage);
+  // What a stream says when its answer is cut; nothing comes after it.
+  virtual void stream_error(std::string& out, const ApiError& error, std::string_view request_id);
+  virtual ErrorStyle error_style() const { return ErrorStyle::openai; }
 };
 
 class Generation final : public HttpListener, public std::enable_shared_from_this<Generation> {
@@ -113,6 +119,7 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
   void open_stream();
   void finish_answer();
   void fail(const ApiError& error, const char* reason);
+  void respond_error(const ApiError& error);
   void cancel_all();
   Usage usage() const;
   Timings timings(const Running& running) const;

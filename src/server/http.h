@@ -34,6 +34,7 @@ struct HttpResponse {
   std::string content_type = "application/json";
   HttpHeaders headers;  // besides Content-Type, Content-Length, Connection, Date
   std::string body;
+  std::string error{};  // of an error: its message alone, for APIs that word errors in a shape of their own
 };
 
 // Hears of what happens to an exchange. All calls come on the connection's thread.
@@ -61,6 +62,9 @@ class HttpExchange {
   virtual bool gone() const = 0;
   // Kept until the answer has ended or the client is gone. Null while nothing waits.
   virtual void listen(std::shared_ptr<HttpListener> listener) = 0;
+
+  // A header of this exchange's answer, whichever it will be. Names and values are the caller's to clean.
+  virtual void add_header(std::string_view name, std::string_view value) = 0;
 
   // The whole answer. Does nothing when the client is gone.
   virtual void respond(HttpResponse response) = 0;

@@ -99,6 +99,7 @@ HttpResponse error_response(int status, std::string_view message, std::string_vi
   HttpResponse response;
   response.status = status;
   response.body = error_json(status, message, param, code);
+  response.error = std::string(message);
   if (status == 429 || status == 503) response.headers.emplace_back("Retry-After", "1");
   if (status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
   return response;
@@ -106,6 +107,41 @@ HttpResponse error_response(int status, std::string_view message, std::string_vi
 
 HttpResponse error_response(const ApiError& e) {
   return error_response(http_status(e.error.code), e.error.message, e.error.field, e.code);
+}
+
+namespace {
+
+const char* anthropic_type(int status) {
+  switch (status) {
+    case 401:
+      return "authentication_error";
+    case 403:
+      return "permission_error";
+    case 404:
+      return "not_found_error";
+    case 413:
+      return "request_too_large";
+    case 429:
+      return "rate_limit_error";
+    case 504:
+      return "timeout_error";
+    case 529:
+      return "overloaded_error";
+    default:
+      return status >= 500 ? "api_error" : "invalid_request_error";
+  }
+}
+
+}  // namespace
+
+void style_error(HttpResponse& response, ErrorStyle style, std::string_view request_id) {
+  if (style == ErrorStyle::openai || response.error.empty()) return;
+  if (response.status == 503) response.status = 529;
+  response.body.clear();
+  JsonWriter w(response.body);
+  w.begin_object().key("type").string("error").key("error").begin_object();
+  w.key("type").string(anthropic_type(response.status)).key("message").string(response.error).end_object();
+  w.key("request_id").string(request_id).end_object();
 }
 
 ApiError api_error(Error error) {

@@ -1,4 +1,5 @@
-// The one place where an Error becomes an HTTP answer, in OpenAI's shape {"error":{message,type,param,code}}.
+// The one place where an Error becomes an HTTP answer, in OpenAI's shape {"error":{message,type,param,code}},
+// or in another API's own.
 #pragma once
 
 #include <string>
@@ -27,5 +28,13 @@ std::string error_json(const ApiError& error);
 HttpResponse error_response(int status, std::string_view message, std::string_view param = {},
                             std::string_view code = {});
 HttpResponse error_response(const ApiError& error);
+
+// How an API words its errors.
+enum class ErrorStyle : uint8_t {
+  openai,
+  anthropic,  // {"type":"error","error":{type,message},"request_id"}, and 529 where others say 503
+};
+// Rewords what error_response made; leaves any other answer alone.
+void style_error(HttpResponse& response, ErrorStyle style, std::string_view request_id);
 
 }  // namespace sluice

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "server/json_fault.h"
 #include "server/limits.h"
 
 namespace sluice {
@@ -136,19 +137,24 @@ JsonDocument::~JsonDocument() = default;
 
 namespace {
 
-std::string parse_error(simdjson::error_code code) {
+Error parse_error(simdjson::error_code code, std::string_view text) {
+  const auto error = [](std::string message, std::string field = {}) {
+    return Error{ErrorCode::kInvalidArgument, std::move(message), std::move(field)};
+  };
+  if (code == simdjson::EMPTY) return error("The request body is empty; a JSON object is expected.");
+  JsonFault fault = find_json_fault(text, limits::kJsonDepth);
+  const std::string where =
+      " (line " + std::to_string(fault.line) + ", column " + std::to_string(fault.column) + ").";
   switch (code) {
     case simdjson::DEPTH_ERROR:
-      return "The JSON is nested too deep (at most " + std::to_string(limits::kJsonDepth) + " levels).";
+      return error("The JSON is nested too deep: at most " + std::to_string(limits::kJsonDepth) + " levels" +
+                   where);
     case simdjson::UTF8_ERROR:
-      return "The request body is not valid UTF-8.";
-    case simdjson::EMPTY:
-      return "The request body is empty; a JSON object is expected.";
-    case simdjson::NUMBER_ERROR:
-    case simdjson::BIGINT_ERROR:
-      return "The request body holds a number that is malformed or out of range.";
+      return error("The request body is not valid UTF-8" + where);
     default:
-      return "The request body is not valid JSON.";
+      if (fault.kind == JsonFault::Kind::number)
+        return error("The request body holds a number that is out of range" + where, std::move(fault.path));
+      return error("The request body is not valid JSON" + where);
   }
 }
 
@@ -160,7 +166,7 @@ Result<JsonDocument> JsonDocument::parse(std::string_view text) {
   simdjson::error_code code = parser.allocate(text.size(), limits::kJsonDepth + 1);
   dom::element root;
   if (!code) code = parser.parse(text.data(), text.size(), true).get(root);
-  if (code) return Error{ErrorCode::kInvalidArgument, parse_error(code), ""};
+  if (code) return parse_error(code, text);
   document.root_ = JsonBridge::view(root);
   return document;
 }

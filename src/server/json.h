@@ -61,7 +61,7 @@ class JsonView {
 
 class JsonDocument {
  public:
-  // kInvalidArgument with a message that holds no bytes of the text.
+  // kInvalidArgument with a message that says where, and holds no bytes of the text but plain names of members.
   static Result<JsonDocument> parse(std::string_view text);
   JsonDocument(JsonDocument&&) noexcept;
   JsonDocument& operator=(JsonDocument&&) noexcept;

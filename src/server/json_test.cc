@@ -64,6 +64,33 @@ TEST(Json, RefusesDeepNestingOfEveryKind) {
   EXPECT_EQ(message_of(std::string(limits::kJsonDepth, '[') + std::string(limits::kJsonDepth, ']')), "");
 }
 
+// A text, and where it is told to be wrong.
+TEST(Json, SaysWhereItIsWrong) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"{\"a\":1,}", "line 1, column 8"},       {"{\n \"a\": tru}", "line 2, column 7"},
+      {"{\"a\":\"x", "line 1, column 8"},       {"{\"a\":1} x", "line 1, column 9"},
+      {"{\"a\":01}", "line 1, column 7"},       {"{\"a\":\"\\x\"}", "line 1, column 8"},
+      {"{\"a\" 1}", "line 1, column 6"},        {"[1 2]", "line 1, column 4"},
+      {"{\"a\":\"\xff\"}", "line 1, column 7"}, {"{\"a\":[", "line 1, column 7"},
+  };
+  for (const auto& [text, where] : cases) EXPECT_THAT(message_of(text), HasSubstr(where)) << text;
+}
+
+TEST(Json, NumbersOutOfRangeNameTheirMember) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"temperature":1e999})", "temperature"},
+      {R"({"a":1,"logit_bias":{"7":123456789012345678901234567890}})", "logit_bias.7"},
+      {R"({"prompt":[1,2,-9223372036854775809]})", "prompt[2]"},
+      {R"({"a b":1e999})", ""},
+  };
+  for (const auto& [text, field] : cases) {
+    auto d = JsonDocument::parse(text);
+    ASSERT_FALSE(d.ok());
+    EXPECT_EQ(d.error().field, field);
+    EXPECT_THAT(d.error().message, HasSubstr("out of range"));
+  }
+}
+
 TEST(JsonWriter, PutsCommasAndNesting) {
   std::string out;
   JsonWriter w(out);

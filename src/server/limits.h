@@ -17,6 +17,7 @@ inline constexpr int kTemplateArguments = 32;  // members of chat_template_kwarg
 inline constexpr int kRequestIdChars = 128;
 inline constexpr size_t kCacheSaltBytes = 256;
 inline constexpr int kRequestTimeoutMaxMs = 24 * 3600 * 1000;
+inline constexpr int kIgnoredShown = 32;  // names in one answer's x-sluice-ignored
 inline constexpr int kUnknownNames = 64;  // distinct unknown members that are logged, once each
 
 inline constexpr size_t kInlineBodyBytes = 16 << 10;  // longer bodies are parsed and tokenised by the text pool

@@ -360,12 +360,25 @@ std::optional<Status> read_shared_member(std::string_view name, JsonView value, 
   return std::nullopt;
 }
 
-std::optional<Status> refuse_member(std::string_view name, JsonView value) {
+// The header takes what is surely a name; anything else is counted only.
+void note_ignored(std::string_view name, Options& options) {
+  const bool plain = std::all_of(name.begin(), name.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
+           c == '.';
+  });
+  if (!plain || name.empty() || name.size() > 64 || options.ignored.size() >= size_t(limits::kIgnoredShown))
+    return;
+  if (std::find(options.ignored.begin(), options.ignored.end(), name) == options.ignored.end())
+    options.ignored.emplace_back(name);
+}
+
+std::optional<Status> refuse_member(std::string_view name, JsonView value, Options& options) {
   for (const auto& refused : kRefused) {
     if (refused.name != name) continue;
     if (refused.harmless(value)) return Status();
     return Status(Error{ErrorCode::kUnsupported, "is not supported by this server; leave it out.", ""});
   }
+  note_ignored(name, options);
   for (std::string_view known : kNoEffect) {
     if (known == name) return Status();
   }

@@ -51,6 +51,8 @@ struct GenerationOptions {
   bool tokens_as_ids = false;  // return_tokens_as_token_ids
   std::optional<Lane> lane;    // priority
   std::array<uint64_t, 2> cache_salt{};
+  // Members that were given and have no effect here, at most limits::kIgnoredShown: told in x-sluice-ignored.
+  std::vector<std::string> ignored;
 };
 
 // A member of one API: `read` fills the request from a value that is not null.
@@ -72,8 +74,10 @@ Error member_error(std::string message, std::string field = {});
 // One member shared by the generation APIs. Unset: not one of these.
 std::optional<Status> read_shared_member(std::string_view name, JsonView value, GenerationOptions& options,
                                          const RequestBounds& bounds);
-// A member that no API here can honour. Unset: unknown, and already counted.
-std::optional<Status> refuse_member(std::string_view name, JsonView value);
+// A member that no API here can honour. Unset: unknown, and already counted. What is ignored is noted in
+// `options`.
+std::optional<Status> refuse_member(std::string_view name, JsonView value, GenerationOptions& options);
+void note_ignored(std::string_view name, GenerationOptions& options);
 
 // A lane by its name; unset: there is no such lane.
 std::optional<Lane> lane_named(std::string_view name);
@@ -107,7 +111,7 @@ Status read_members(JsonView object, std::span<const Member<Request>> own, Reque
     std::optional<Status> status;
     if (known != nullptr) status = known->read(value, request, bounds);
     if (!status) status = read_shared_member(name, value, request.options, bounds);
-    if (!status) status = refuse_member(name, value);
+    if (!status) status = refuse_member(name, value, request.options);
     if (!status) return true;
     if (status->ok()) *status = seen.add(name);
     if (status->ok()) return true;

@@ -31,6 +31,10 @@ std::span<const Router::Route> Router::routes() {
       {"POST", "/v1/chat/completions", "Chat, as OpenAI's API has it.", false, nullptr, nullptr, prepare_chat},
       {"POST", "/v1/completions", "Completion of text or token ids, as OpenAI's API has it.", false, nullptr,
        nullptr, prepare_completions},
+      {"POST", "/v1/messages", "Messages, as Anthropic's API has them.", false, nullptr, nullptr,
+       prepare_messages},
+      {"POST", "/v1/messages/count_tokens", "How many tokens such a request's input has.", false, nullptr,
+       count_message_tokens, nullptr},
       {"GET", "/v1/models", "The model that is served.", false, &Router::get_models, nullptr, nullptr},
       {"GET", "/v1/models/", "One model by its id.", false, &Router::get_model, nullptr, nullptr},
       {"POST", "/tokenize", "Text to token ids: {content, add_special, parse_special, with_pieces}.", false,
@@ -78,14 +82,6 @@ HttpResponse json_response(std::string body) {
   return response;
 }
 
-// Time does not tell how much of a key was right.
-bool same_secret(std::string_view a, std::string_view b) {
-  unsigned char difference = a.size() == b.size() ? 0 : 1;
-  for (size_t i = 0; i < a.size(); ++i)
-    difference |= static_cast<unsigned char>(a[i] ^ (b.empty() ? 0 : b[i % b.size()]));
-  return difference == 0;
-}
-
 }  // namespace
 
 std::string clean_request_id(std::string_view header) {
@@ -98,8 +94,12 @@ std::string clean_request_id(std::string_view header) {
   return out;
 }
 
-Router::Router(const ServerConfig& config)
-    : config_(config), pool_(config.text_threads, limits::kTextQueue), started_(std::time(nullptr)) {
+Router::Router(const ServerConfig& config, ApiKeys keys)
+    : config_(config),
+      keys_(std::move(keys)),
+      cors_(config.cors_origins),
+      pool_(config.text_threads, limits::kTextQueue),
+      started_(std::time(nullptr)) {
   // All series stand at zero from the first scrape on.
   for (const Route& route : routes()) requests_counter(route.path);
   requests_counter("other");
@@ -110,13 +110,19 @@ Router::Router(const ServerConfig& config)
 }
 
 void Router::handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
-  std::string id = clean_request_id(request.header("x-request-id"));
-  if (id.empty()) id = "req-" + random_id();
+  Caller caller;
+  caller.id = clean_request_id(request.header("x-request-id"));
+  if (caller.id.empty()) caller.id = "req-" + random_id();
+  if (request.path.starts_with("/v1/messages")) caller.style = ErrorStyle::anthropic;
+  exchange->add_header("X-Request-Id", caller.id);
+  // Where Anthropic's clients look for it.
+  if (caller.style == ErrorStyle::anthropic) exchange->add_header("Request-Id", caller.id);
+  for (const auto& [name, value] : cors_.headers(request)) exchange->add_header(name, value);
   try {
-    route_request(request, exchange, id);
+    route_request(request, exchange, caller);
   } catch (const std::exception& e) {
-    LOG(error, "request {}: {}", id, e.what());
-    exchange->respond(error_response(500, "Internal error."));
+    LOG(error, "request {}: {}", caller.id, e.what());
+    respond(exchange, error_response(500, "Internal error."), caller);
   }
 }
 
@@ -128,17 +134,14 @@ HttpResponse Router::protocol_error(int status, std::string_view message) {
 
 void Router::answered(int status) { answers_counter(status).add(); }
 
-namespace {
-
-void respond(const std::shared_ptr<HttpExchange>& exchange, HttpResponse response, const std::string& id) {
-  response.headers.emplace_back("X-Request-Id", id);
+void Router::respond(const std::shared_ptr<HttpExchange>& exchange, HttpResponse response,
+                     const Caller& caller) {
+  style_error(response, caller.style, caller.id);
   exchange->respond(std::move(response));
 }
 
-}  // namespace
-
 void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange,
-                           const std::string& id) {
+                           Caller& caller) {
   const bool head = request.method == "HEAD";
   const std::string_view method = head ? std::string_view("GET") : std::string_view(request.method);
   const Route* found = nullptr;
@@ -150,50 +153,42 @@ void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExcha
              (route.method == "GET" ? ", HEAD" : "");
   }
   requests_counter(found != nullptr ? found->path : std::string_view("other")).add();
-  if (found == nullptr) {
-    if (request.method == "OPTIONS" && (!allow.empty() || request.path == "*")) {
-      HttpResponse response;
-      response.status = 204;
-      response.content_type.clear();
-      response.headers.emplace_back("Allow", allow.empty() ? "GET, HEAD, POST, OPTIONS" : allow + ", OPTIONS");
-      return respond(exchange, std::move(response), id);
-    }
-    HttpResponse response =
-        allow.empty() ? error_response(404, "There is no such route. GET / lists them.", {}, "unknown_url")
-                      : error_response(405, "This route does not take that method.", {}, "method_not_allowed");
-    if (!allow.empty()) response.headers.emplace_back("Allow", allow + ", OPTIONS");
-    return respond(exchange, std::move(response), id);
+  if (found == nullptr) return answer_unrouted(request, allow, exchange, caller);
+  if (!keys_.empty()) caller.tenant = uint32_t(keys_.find(request));
+  if (!found->open && !keys_.empty() && caller.tenant == 0) {
+    return respond(
+        exchange,
+        error_response(401, "A valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY."),
+        caller);
   }
-  const auto tenant = tenant_of(request);
-  if (!found->open && !tenant) {
-    return respond(exchange, error_response(401, "A valid API key is needed: Authorization: Bearer KEY."), id);
-  }
-  if (found->page != nullptr) return respond(exchange, (this->*found->page)(request), id);
+  if (found->page != nullptr) return respond(exchange, (this->*found->page)(request), caller);
   if (model_.load(std::memory_order_acquire) == nullptr || draining_.load(std::memory_order_relaxed))
-    return respond(exchange, not_ready(), id);
-  ApiCall call{*model_.load(std::memory_order_acquire), config_, model_name(), id};
+    return respond(exchange, not_ready(), caller);
+  ApiCall call{*model_.load(std::memory_order_acquire), config_, model_name(), caller.id};
   call.created = std::time(nullptr);
-  call.tenant = *tenant;
-  if (ApiFailure failure = read_headers(request, call)) return respond(exchange, error_response(*failure), id);
-  run_model_route(*found, request, exchange, std::move(call));
+  call.tenant = caller.tenant;
+  if (ApiFailure failure = read_headers(request, call))
+    return respond(exchange, error_response(*failure), caller);
+  run_model_route(*found, request, exchange, std::move(call), caller);
 }
 
-// Whose key it is: its place among those configured, from 1. 0: keys are not asked for. Unset: none that is
-// known.
-std::optional<uint32_t> Router::tenant_of(const HttpRequest& request) const {
-  if (config_.api_keys.empty()) return 0;
-  std::string_view key = request.header("authorization");
-  constexpr std::string_view kBearer = "bearer ";
-  if (key.size() > kBearer.size() && equal_ignoring_case(key.substr(0, kBearer.size()), kBearer))
-    key.remove_prefix(kBearer.size());
-  else
-    key = request.header("x-api-key");
-  std::optional<uint32_t> found;
-  for (size_t i = 0; i < config_.api_keys.size(); ++i) {
-    const bool same = same_secret(key, config_.api_keys[i]);  // all are compared, whichever it is
-    if (same && !found) found = uint32_t(i) + 1;
+// `allow`: the methods that the path takes; empty: there is no such path.
+void Router::answer_unrouted(const HttpRequest& request, const std::string& allow,
+                             const std::shared_ptr<HttpExchange>& exchange, const Caller& caller) {
+  const std::string methods = allow.empty() ? "GET, HEAD, POST, OPTIONS" : allow + ", OPTIONS";
+  HttpResponse response;
+  if (request.method == "OPTIONS" && (!allow.empty() || request.path == "*")) {
+    response.status = 204;
+    response.content_type.clear();
+    if (cors_.is_preflight(request)) response.headers = cors_.preflight(request, methods);
+  } else if (allow.empty()) {
+    return respond(exchange,
+                   error_response(404, "There is no such route. GET / lists them.", {}, "unknown_url"), caller);
+  } else {
+    response = error_response(405, "This route does not take that method.", {}, "method_not_allowed");
   }
-  return found;
+  response.headers.emplace_back("Allow", methods);
+  respond(exchange, std::move(response), caller);
 }
 
 // What headers say of a request beside its body: how long it may take, and its lane.
@@ -235,16 +230,16 @@ struct Router::TextJob {
   HttpRequest request;
   std::shared_ptr<HttpExchange> exchange;
   ApiCall call;
+  const Caller caller;
   PreparedGeneration prepared{};
   ApiFailure failure{};
   HttpResponse response{};
 };
 
 void Router::run_model_route(const Route& route, HttpRequest& request,
-                             const std::shared_ptr<HttpExchange>& exchange, ApiCall call) {
-  const std::string id = call.request_id;
+                             const std::shared_ptr<HttpExchange>& exchange, ApiCall call, const Caller& caller) {
   const bool inline_work = request.body.size() <= limits::kInlineBodyBytes;
-  auto job = std::make_shared<TextJob>(TextJob{route, std::move(request), exchange, std::move(call)});
+  auto job = std::make_shared<TextJob>(TextJob{route, std::move(request), exchange, std::move(call), caller});
   if (inline_work) {
     run_job(job);
     finish_job(job);
@@ -255,7 +250,7 @@ void Router::run_model_route(const Route& route, HttpRequest& request,
     run_job(job);
     job->exchange->post([this, job] { finish_job(job); });
   });
-  if (!taken) respond(exchange, error_response(429, "Too many long requests are waiting."), id);
+  if (!taken) respond(exchange, error_response(429, "Too many long requests are waiting."), caller);
 }
 
 // Any thread.
@@ -274,15 +269,16 @@ void Router::run_job(const std::shared_ptr<TextJob>& job) {
 
 // The connection's thread.
 void Router::finish_job(const std::shared_ptr<TextJob>& job) {
-  const std::string& id = job->call.request_id;
   try {
-    if (job->failure) return respond(job->exchange, error_response(*job->failure), id);
-    if (job->route.prepare == nullptr) return respond(job->exchange, std::move(job->response), id);
+    if (job->failure) return respond(job->exchange, error_response(*job->failure), job->caller);
+    if (job->route.prepare == nullptr) return respond(job->exchange, std::move(job->response), job->caller);
+    if (const auto& ignored = job->prepared.plan.options.ignored; !ignored.empty())
+      job->exchange->add_header("X-Sluice-Ignored", fmt::format("{}", fmt::join(ignored, ", ")));
     Generation::start(job->exchange, job->call.model, std::move(job->prepared.plan),
                       std::move(job->prepared.format));
   } catch (const std::exception& e) {
-    LOG(error, "request {}: {}", id, e.what());
-    respond(job->exchange, error_response(500, "Internal error."), id);
+    LOG(error, "request {}: {}", job->call.request_id, e.what());
+    respond(job->exchange, error_response(500, "Internal error."), job->caller);
   }
 }
 

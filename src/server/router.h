@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "server/api.h"
+#include "server/api_keys.h"
+#include "server/cors.h"
 #include "server/http.h"
 #include "server/server.h"
 #include "server/text_pool.h"
@@ -16,7 +18,7 @@ namespace sluice {
 
 class Router final : public HttpHandler {
  public:
-  explicit Router(const ServerConfig& config);
+  Router(const ServerConfig& config, ApiKeys keys);
 
   // Network threads.
   void handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override;
@@ -33,14 +35,22 @@ class Router final : public HttpHandler {
  private:
   struct Route;
   struct TextJob;
+  // Who asks, as far as answering needs it.
+  struct Caller {
+    std::string id;  // of the request
+    ErrorStyle style = ErrorStyle::openai;
+    uint32_t tenant = 0;  // whose key it is: its place in ApiKeys, from 1; 0: keys are not asked for
+  };
   static std::span<const Route> routes();
 
-  void route_request(HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange,
-                     const std::string& id);
-  std::optional<uint32_t> tenant_of(const HttpRequest& request) const;
+  void route_request(HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange, Caller& caller);
+  void answer_unrouted(const HttpRequest& request, const std::string& allow,
+                       const std::shared_ptr<HttpExchange>& exchange, const Caller& caller);
+  static void respond(const std::shared_ptr<HttpExchange>& exchange, HttpResponse response,
+                      const Caller& caller);
   HttpResponse not_ready() const;
   void run_model_route(const Route& route, HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange,
-                       ApiCall call);
+                       ApiCall call, const Caller& caller);
   ApiFailure read_headers(const HttpRequest& request, ApiCall& call) const;
   void run_job(const std::shared_ptr<TextJob>& job);
   void finish_job(const std::shared_ptr<TextJob>& job);
@@ -55,6 +65,8 @@ class Router final : public HttpHandler {
   std::string_view model_name() const;
 
   const ServerConfig config_;
+  const ApiKeys keys_;
+  const Cors cors_;
   TextPool pool_;
   std::atomic<ServedModel*> model_{nullptr};
   std::atomic<bool> draining_{false};

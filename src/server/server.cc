@@ -12,7 +12,7 @@ namespace {
 
 class ServerImpl final : public Server {
  public:
-  explicit ServerImpl(const ServerConfig& config) : router_(config) {}
+  ServerImpl(const ServerConfig& config, ApiKeys keys) : router_(config, std::move(keys)) {}
   ~ServerImpl() override { drain(now_ns()); }
 
   Status open(const ServerConfig& config) {
@@ -57,7 +57,11 @@ class ServerImpl final : public Server {
 }  // namespace
 
 Result<std::unique_ptr<Server>> Server::start(const ServerConfig& config) {
-  auto server = std::make_unique<ServerImpl>(config);
+  auto keys = ApiKeys::create(config.api_keys);
+  if (!keys.ok()) return keys.error();
+  if (keys->any_plain())
+    LOG(warn, "an API key is configured as it is; write \"NAME=sha256:\" and its SHA-256 instead");
+  auto server = std::make_unique<ServerImpl>(config, std::move(keys).value());
   if (Status status = server->open(config); !status.ok()) return std::move(status).error();
   return std::unique_ptr<Server>(std::move(server));
 }

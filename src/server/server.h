@@ -18,9 +18,10 @@ struct ServerConfig {
   std::string host = "127.0.0.1";
   int port = 8000;  // 0: any free one
   int network_threads = 1;
-  int text_threads = 1;               // tokenising and templates of long prompts
-  std::string model_name;             // id in the API; empty: the model's own
-  std::vector<std::string> api_keys;  // empty: open
+  int text_threads = 1;                   // tokenising and templates of long prompts
+  std::string model_name;                 // id in the API; empty: the model's own
+  std::vector<std::string> api_keys;      // as api_keys.h reads them; empty: open
+  std::vector<std::string> cors_origins;  // whose pages may call from a browser; "*": all; empty: our own alone
   size_t max_body_bytes = 32u << 20;
   size_t max_header_bytes = 32u << 10;
   int max_connections = 16384;
