@@ -121,8 +121,6 @@ const char* anthropic_type(int status) {
       return "not_found_error";
     case 413:
       return "request_too_large";
-    case 429:
-      return "rate_limit_error";
     case 504:
       return "timeout_error";
     case 529:
@@ -136,7 +134,9 @@ const char* anthropic_type(int status) {
 
 void style_error(HttpResponse& response, ErrorStyle style, std::string_view request_id) {
   if (style == ErrorStyle::openai || response.error.empty()) return;
-  if (response.status == 503) response.status = 529;
+  // A 429 here means that the queue is full, which is not this client's doing: "overloaded" in Anthropic's
+  // words.
+  if (response.status == 503 || response.status == 429) response.status = 529;
   response.body.clear();
   JsonWriter w(response.body);
   w.begin_object().key("type").string("error").key("error").begin_object();

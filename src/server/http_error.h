@@ -32,7 +32,7 @@ HttpResponse error_response(const ApiError& error);
 // How an API words its errors.
 enum class ErrorStyle : uint8_t {
   openai,
-  anthropic,  // {"type":"error","error":{type,message},"request_id"}, and 529 where others say 503
+  anthropic,  // {"type":"error","error":{type,message},"request_id"}, and 529 where others say 429 or 503
 };
 // Rewords what error_response made; leaves any other answer alone.
 void style_error(HttpResponse& response, ErrorStyle style, std::string_view request_id);

@@ -1,8 +1,8 @@
 #include "server/messages_request.h"
 
 #include "base/log.h"
-#include "server/json_writer.h"
 #include "server/limits.h"
+#include "server/message_writer.h"
 
 namespace sluice {
 
@@ -10,17 +10,10 @@ namespace {
 
 using Bounds = RequestBounds;
 
-// What one role says until the other speaks; consecutive turns of one role are one, as Anthropic has it.
-struct Turn {
-  std::string role;
-  std::vector<std::string> texts;
-  std::string calls;  // elements of tool_calls, JSON
-};
-
 struct Draft {
   GenerationOptions options;
   std::vector<std::string> system;
-  std::string messages;  // elements of the array of messages, JSON, without the system's
+  MessageWriter messages;  // without the system's
   std::string template_arguments;
   bool has_messages = false;
 };
@@ -57,142 +50,76 @@ Status read_text_blocks(JsonView value, const std::string& where, GenerationOpti
   return status;
 }
 
-class Conversation {
- public:
-  explicit Conversation(Draft& draft) : draft_(draft), out_(draft.messages) {}
-
-  Status add(JsonView message, const std::string& where) {
-    if (!message.is_object()) return wanted("must be an object with role and content.", where);
-    const auto role = message.find("role");
-    if (!role || (role->string() != "user" && role->string() != "assistant"))
-      return wanted("must be \"user\" or \"assistant\"; a system prompt is the member 'system'.",
-                    at(where, "role"));
-    const auto content = message.find("content");
-    if (!content || content->is_null())
-      return wanted("is required and must be a string or an array of blocks.", at(where, "content"));
-    if (turn_.role != *role->string()) flush();
-    turn_.role = std::string(*role->string());
-    const std::string here = at(where, "content");
-    if (const auto text = content->string()) {
-      turn_.texts.emplace_back(*text);
-      return {};
-    }
-    if (!content->is_array()) return wanted("must be a string or an array of blocks.", here);
-    if (content->size() == 0) return wanted("is an empty array.", here);
-    if (content->size() > size_t(limits::kParts))
-      return member_error(fmt::format("has more than {} blocks.", limits::kParts), here);
-    Status status;
-    int i = 0;
-    content->each([&](JsonView block) {
-      status = add_block(block, here + "[" + std::to_string(i++) + "]");
-      return status.ok();
-    });
-    return status;
-  }
-
-  void flush() {
-    if (turn_.role.empty()) return;
-    if (!turn_.texts.empty() || !turn_.calls.empty()) {
-      begin(turn_.role);
-      append_content(out_, turn_.texts);
-      if (!turn_.calls.empty()) out_ += ",\"tool_calls\":[" + turn_.calls + "]";
-      out_ += '}';
-    }
-    turn_ = {};
-  }
-
- private:
-  Status add_block(JsonView block, const std::string& where) {
-    const auto type = block.is_object() ? block.find("type") : std::nullopt;
-    if (!type || !type->string()) return wanted("must be an object with a type.", where);
-    if (block.find("cache_control")) note_ignored("cache_control", draft_.options);
-    const std::string_view kind = *type->string();
-    if (kind == "text") {
-      const auto text = block.find("text");
-      if (!text || !text->string()) return wanted("is required and must be a string.", at(where, "text"));
-      turn_.texts.emplace_back(*text->string());
-      return {};
-    }
-    // What the model thought before its last answer is not shown to it again.
-    if (turn_.role == "assistant" && (kind == "thinking" || kind == "redacted_thinking")) return {};
-    if (turn_.role == "assistant" && kind == "tool_use") return add_call(block, where);
-    if (turn_.role == "user" && kind == "tool_result") return add_result(block, where);
-    return wanted(
-        "must be \"text\", \"tool_use\" or \"thinking\" of the assistant, or \"tool_result\" of the user: this "
-        "model "
-        "reads text only.",
-        at(where, "type"));
-  }
-
-  Status add_call(JsonView block, const std::string& where) {
-    const auto id = block.find("id"), name = block.find("name"), input = block.find("input");
-    if (!id || !id->string()) return wanted("is required and must be a string.", at(where, "id"));
-    if (!name || !name->string()) return wanted("is required and must be a string.", at(where, "name"));
-    if (!input || !input->is_object()) return wanted("is required and must be an object.", at(where, "input"));
-    if (!turn_.calls.empty()) turn_.calls += ',';
-    JsonWriter w(turn_.calls);
-    w.begin_object()
-        .key("id")
-        .string(*id->string())
-        .key("type")
-        .string("function")
-        .key("function")
-        .begin_object();
-    w.key("name").string(*name->string()).key("arguments").string(input->text()).end_object().end_object();
-    return {};
-  }
-
-  // Results come before what the user says besides: they answer the turn before this one.
-  Status add_result(JsonView block, const std::string& where) {
-    const auto id = block.find("tool_use_id"), content = block.find("content");
-    if (!id || !id->string()) return wanted("is required and must be a string.", at(where, "tool_use_id"));
-    std::vector<std::string> texts;
-    if (content && !content->is_null()) {
-      if (Status status = read_text_blocks(*content, at(where, "content"), draft_.options, texts); !status.ok())
-        return status;
-    }
-    if (texts.empty()) texts.emplace_back();
-    begin("tool");
-    append_content(out_, texts);
-    JsonWriter w(out_);
-    out_ += ',';
-    w.key("tool_call_id").string(*id->string());
-    out_ += '}';
-    return {};
-  }
-
-  void begin(std::string_view role) {
-    if (!out_.empty()) out_ += ',';
-    out_ += "{\"role\":";
-    append_json_string(out_, role);
-  }
-
-  static void append_content(std::string& out, const std::vector<std::string>& texts);
-
-  Draft& draft_;
-  std::string& out_;
-  Turn turn_;
-};
-
-// Several texts stay several parts: how they are joined is the template's to say, on every API alike.
-void write_content(JsonWriter& w, const std::vector<std::string>& texts) {
-  if (texts.size() == 1) {
-    w.string(texts.front());
-    return;
-  }
-  w.begin_array();
-  for (const std::string& text : texts)
-    w.begin_object().key("type").string("text").key("text").string(text).end_object();
-  w.end_array();
+Status add_call(JsonView block, const std::string& where, Draft& d) {
+  const auto id = block.find("id"), name = block.find("name"), input = block.find("input");
+  if (!id || !id->string()) return wanted("is required and must be a string.", at(where, "id"));
+  if (!name || !name->string()) return wanted("is required and must be a string.", at(where, "name"));
+  if (!input || !input->is_object()) return wanted("is required and must be an object.", at(where, "input"));
+  d.messages.add_call(*id->string(), *name->string(), input->text());
+  return {};
 }
 
-void Conversation::append_content(std::string& out, const std::vector<std::string>& texts) {
-  out += ",\"content\":";
-  JsonWriter w(out);
-  if (texts.empty())
-    w.string("");
-  else
-    write_content(w, texts);
+// Results come before what the user says besides: they answer the turn before this one.
+Status add_result(JsonView block, const std::string& where, Draft& d) {
+  const auto id = block.find("tool_use_id"), content = block.find("content");
+  if (!id || !id->string()) return wanted("is required and must be a string.", at(where, "tool_use_id"));
+  std::vector<std::string> texts;
+  if (content && !content->is_null()) {
+    if (Status status = read_text_blocks(*content, at(where, "content"), d.options, texts); !status.ok())
+      return status;
+  }
+  d.messages.add_result(*id->string(), texts);
+  return {};
+}
+
+Status add_block(JsonView block, bool assistant, const std::string& where, Draft& d) {
+  const auto type = block.is_object() ? block.find("type") : std::nullopt;
+  if (!type || !type->string()) return wanted("must be an object with a type.", where);
+  if (block.find("cache_control")) note_ignored("cache_control", d.options);
+  const std::string_view kind = *type->string();
+  if (kind == "text") {
+    const auto text = block.find("text");
+    if (!text || !text->string()) return wanted("is required and must be a string.", at(where, "text"));
+    d.messages.add_text(*text->string());
+    return {};
+  }
+  // What the model thought before its last answer is not shown to it again.
+  if (assistant && (kind == "thinking" || kind == "redacted_thinking")) return {};
+  if (assistant && kind == "tool_use") return add_call(block, where, d);
+  if (!assistant && kind == "tool_result") return add_result(block, where, d);
+  return wanted(
+      "must be \"text\", \"tool_use\" or \"thinking\" of the assistant, or \"tool_result\" of the user: this "
+      "model "
+      "reads text only.",
+      at(where, "type"));
+}
+
+Status add_message(JsonView message, const std::string& where, Draft& d) {
+  if (!message.is_object()) return wanted("must be an object with role and content.", where);
+  const auto role = message.find("role");
+  if (!role || (role->string() != "user" && role->string() != "assistant"))
+    return wanted("must be \"user\" or \"assistant\"; a system prompt is the member 'system'.",
+                  at(where, "role"));
+  const auto content = message.find("content");
+  if (!content || content->is_null())
+    return wanted("is required and must be a string or an array of blocks.", at(where, "content"));
+  d.messages.continue_turn(*role->string());  // consecutive turns of one role are one, as Anthropic has it
+  const std::string here = at(where, "content");
+  if (const auto text = content->string()) {
+    d.messages.add_text(*text);
+    return {};
+  }
+  if (!content->is_array()) return wanted("must be a string or an array of blocks.", here);
+  if (content->size() == 0) return wanted("is an empty array.", here);
+  if (content->size() > size_t(limits::kParts))
+    return member_error(fmt::format("has more than {} blocks.", limits::kParts), here);
+  Status status;
+  int i = 0;
+  content->each([&](JsonView block) {
+    status = add_block(block, role->string() == "assistant", here + "[" + std::to_string(i++) + "]", d);
+    return status.ok();
+  });
+  return status;
 }
 
 Status read_messages(JsonView value, Draft& d, const Bounds&) {
@@ -200,14 +127,12 @@ Status read_messages(JsonView value, Draft& d, const Bounds&) {
   if (value.size() == 0) return member_error("must hold at least one message.");
   if (value.size() > size_t(limits::kMessages))
     return member_error(fmt::format("holds more than {} messages.", limits::kMessages));
-  Conversation conversation(d);
   Status status;
   int i = 0;
   value.each([&](JsonView message) {
-    status = conversation.add(message, "messages[" + std::to_string(i++) + "]");
+    status = add_message(message, "messages[" + std::to_string(i++) + "]", d);
     return status.ok();
   });
-  conversation.flush();
   d.has_messages = true;
   return status;
 }
@@ -270,17 +195,13 @@ Result<ChatRequest> parse_messages_request(std::string_view body, const RequestB
   if (!d.has_messages) return member_error("is required.", "messages");
   if (max_tokens == MaxTokens::required && !d.options.max_tokens)
     return member_error("is required.", "max_tokens");
-  if (d.messages.empty()) return member_error("hold no text.", "messages");
+  MessageWriter system;
+  system.new_turn("system");
+  for (const std::string& text : d.system) system.add_text(text);
+  const std::string first = system.take(), rest = d.messages.take();
+  if (rest.empty()) return member_error("hold no text.", "messages");
   ChatRequest request;
-  JsonWriter w(request.messages);
-  request.messages += '[';
-  if (!d.system.empty()) {
-    w.begin_object().key("role").string("system").key("content");
-    write_content(w, d.system);
-    w.end_object();
-    request.messages += ',';
-  }
-  request.messages += d.messages + ']';
+  request.messages = "[" + first + (first.empty() ? "" : ",") + rest + "]";
   request.template_arguments = std::move(d.template_arguments);
   request.options = std::move(d.options);
   return request;
