@@ -237,7 +237,8 @@ struct Router::TextJob {
 };
 
 void Router::run_model_route(const Route& route, HttpRequest& request,
-                             const std::shared_ptr<HttpExchange>& exchange, ApiCall call, const Caller& caller) {
+                             const std::shared_ptr<HttpExchange>& exchange, ApiCall call,
+                             const Caller& caller) {
   const bool inline_work = request.body.size() <= limits::kInlineBodyBytes;
   auto job = std::make_shared<TextJob>(TextJob{route, std::move(request), exchange, std::move(call), caller});
   if (inline_work) {
