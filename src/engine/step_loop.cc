@@ -52,12 +52,12 @@ void StepLoop::drop_cancelled() {
   if (cancels == cancels_seen_) return;
   cancels_seen_ = cancels;
   dropped_.clear();
-  for (const auto list : {scheduler_.running(), scheduler_.waiting()}) {
-    for (Sequence* s : list) {
-      auto* live = static_cast<LiveRequest*>(s);
-      if (!live->ended() && is_unwanted(*live)) dropped_.push_back(live);
-    }
-  }
+  const auto look = [&](Sequence* s) {
+    auto* live = static_cast<LiveRequest*>(s);
+    if (!live->ended() && is_unwanted(*live)) dropped_.push_back(live);
+  };
+  for (Sequence* s : scheduler_.running()) look(s);
+  for (Sequence* s : scheduler_.waiting()) look(s);
   const TimeNs now = now_ns();
   for (LiveRequest* live : dropped_) end_without_token(*live, why_unwanted(*live), now);
 }
@@ -99,6 +99,7 @@ bool StepLoop::commit_finished() {
   if (!step) return false;
   const TimeNs now = now_ns();
   if (behind_) activate(*behind_, now);
+  scheduler_.note_step(step->plan, step->record.execute_ns);
   for (size_t i = 0; i < step->plan.entries.size(); ++i) commit(*step, i, now);
   behind_ = nullptr;
   record(*step, now);

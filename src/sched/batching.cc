@@ -6,43 +6,42 @@
 
 namespace sluice {
 
-BatchGate::BatchGate(const Batching& batching) : batching_(batching) {
-  if (batching.kind == BatchingKind::continuous) open_through_ = std::numeric_limits<uint64_t>::max();
+void BatchGate::set(const Batching& batching) {
   const BatchWindow& w = batching.window;
   CHECK(w.max_batch >= 1 && w.max_wait_ns >= 0 && w.idle_ns >= 0);
   CHECK(w.span_ns == 0 || w.span_ns >= w.max_wait_ns, "a group would wait on though it cannot grow");
+  batching_ = batching;
 }
 
-void BatchGate::ask(TimeNs now, bool running, std::span<Sequence* const> waiting, StepPlan& plan) {
-  if (!gathering(running, waiting)) return;
-  const int members = gathered(waiting);
-  plan.flushed_by = due(now, members, *waiting.front());
-  if (plan.flushed_by == FlushReason::none) return;
+int BatchGate::flush(TimeNs now, bool quiet, const WaitingQueue& queue, StepPlan& plan) const {
+  if (!makes_batches() || !quiet || queue.fresh().empty()) return 0;
+  const int members = gathered(queue);
+  plan.flushed_by = due(now, members, *queue.fresh().front());
+  if (plan.flushed_by == FlushReason::none) return 0;
   plan.batch = members;
-  open_through_ = waiting[size_t(members) - 1]->order;
+  return members;
 }
 
-TimeNs BatchGate::next_flush(bool running, std::span<Sequence* const> waiting) const {
-  if (batching_.kind != BatchingKind::windowed || !gathering(running, waiting)) return 0;
+TimeNs BatchGate::next_flush(bool quiet, const WaitingQueue& queue) const {
+  if (batching_.kind != BatchingKind::windowed || !quiet || queue.fresh().empty()) return 0;
   const BatchWindow& w = batching_.window;
-  const TimeNs by_age = waiting.front()->arrived_at + w.max_wait_ns;
+  const TimeNs by_age = queue.fresh().front()->arrived_at + w.max_wait_ns;
   return w.idle_ns ? std::min(by_age, last_arrival_ + w.idle_ns) : by_age;
 }
 
-// The last batch is over, and somebody waits for the next.
-bool BatchGate::gathering(bool running, std::span<Sequence* const> waiting) const {
-  return batching_.kind != BatchingKind::continuous && !running && !waiting.empty() &&
-         !lets_in(*waiting.front());
+TimeNs BatchGate::last_to_join(const WaitingQueue& queue) const {
+  const bool bound = batching_.kind == BatchingKind::windowed && batching_.window.span_ns > 0;
+  return bound ? queue.fresh().front()->arrived_at + batching_.window.span_ns : WaitingQueue::kWhenever;
 }
 
-// How many of the queue's head a batch would take.
-int BatchGate::gathered(std::span<Sequence* const> waiting) const {
+// How many a batch would take, counted from the oldest that waits.
+int BatchGate::gathered(const WaitingQueue& queue) const {
   if (batching_.kind == BatchingKind::serial) return 1;
-  const BatchWindow& w = batching_.window;
-  const TimeNs first = waiting.front()->arrived_at;
-  const int most = int(std::min(waiting.size(), size_t(w.max_batch)));
-  int n = 1;
-  while (n < most && (w.span_ns == 0 || waiting[size_t(n)]->arrived_at - first <= w.span_ns)) ++n;
+  const TimeNs last = last_to_join(queue);
+  int n = 0;
+  for (const Sequence* s = queue.fresh().front(); s && n < batching_.window.max_batch && s->arrived_at <= last;
+       s = s->arrival.next)
+    ++n;
   return n;
 }
 

@@ -13,11 +13,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <span>
 
 #include "base/clock.h"
 #include "sched/sequence.h"
 #include "sched/step_plan.h"
+#include "sched/waiting_queue.h"
 
 namespace sluice {
 
@@ -53,31 +53,33 @@ struct Batching {
 
 class BatchGate {
  public:
-  explicit BatchGate(const Batching& batching);
+  explicit BatchGate(const Batching& batching) { set(batching); }
+
+  // A batch that is under way ends as it began.
+  void set(const Batching& batching);
+  BatchingKind kind() const { return batching_.kind; }
+  bool makes_batches() const { return batching_.kind != BatchingKind::continuous; }
 
   void note_arrival(const Sequence& s) { last_arrival_ = std::max(last_arrival_, s.arrived_at); }
 
-  // Before sequences are admitted: opens the gate for the next batch if it is due, and says so in `plan`.
-  // `running`: whether anyone holds a slot; `waiting`: by order.
-  void ask(TimeNs now, bool running, std::span<Sequence* const> waiting, StepPlan& plan);
+  // Before sequences are admitted: how many fresh ones make the next batch now, if that is due, which is said
+  // in `plan`; else 0. `quiet`: nothing of the last batch is left.
+  int flush(TimeNs now, bool quiet, const WaitingQueue& queue, StepPlan& plan) const;
+  // Whoever arrived later is of no batch that is flushed now.
+  TimeNs last_to_join(const WaitingQueue& queue) const;
 
-  bool lets_in(const Sequence& s) const { return s.order <= open_through_; }
   AdmissionStop closed() const {
     return batching_.kind == BatchingKind::serial ? AdmissionStop::serial : AdmissionStop::window;
   }
 
-  // The clock at which ask() will flush if nothing arrives or ends before; 0: no time alone makes it.
-  TimeNs next_flush(bool running, std::span<Sequence* const> waiting) const;
+  // The clock at which flush() will be due if nothing arrives or ends before; 0: no time alone makes it.
+  TimeNs next_flush(bool quiet, const WaitingQueue& queue) const;
 
  private:
-  bool gathering(bool running, std::span<Sequence* const> waiting) const;
-  int gathered(std::span<Sequence* const> waiting) const;
+  int gathered(const WaitingQueue& queue) const;
   FlushReason due(TimeNs now, int gathered, const Sequence& first) const;
 
-  const Batching batching_;
-  // Order of the batch's last member: as batches are taken from the head of the queue, this is the whole of who
-  // belongs to it, whether it waits, runs or was preempted.
-  uint64_t open_through_ = 0;
+  Batching batching_;
   TimeNs last_arrival_ = std::numeric_limits<TimeNs>::min();
 };
 

@@ -1,46 +1,52 @@
 #include "sched/scheduler.h"
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "sched/plan_state.h"
 
 namespace sluice {
 namespace {
 
-void insert_by_order(std::vector<Sequence*>& list, Sequence* s) {
-  CHECK(list.size() < list.capacity());
-  list.insert(std::upper_bound(list.begin(), list.end(), s,
-                               [](const Sequence* a, const Sequence* b) { return a->order < b->order; }),
-              s);
+constexpr int kLeastChunk = 8;  // tokens: below, a step's overhead is all that a prompt would pay for
+// A step of lane batch alone: so long at most does someone of another lane wait who comes just then.
+constexpr double kLongestBatchStepNs = 16e6;
+constexpr TimeNs kForgetNs = 1'000'000'000;
+
+bool by_lane_and_order(const Sequence* a, const Sequence* b) {
+  return a->lane() != b->lane() ? a->lane() < b->lane() : a->order < b->order;
 }
 
-void erase(std::vector<Sequence*>& list, Sequence* s) {
-  const auto it = std::find(list.begin(), list.end(), s);
-  CHECK(it != list.end());
-  list.erase(it);
+void check_weights(const LaneWeights& weights) {
+  for (const int w : weights) CHECK(w >= 1 && w <= kMaxLaneWeight);
 }
 
 }  // namespace
 
-// What the passes over one plan share.
-struct Scheduler::PlanState {
-  StepPlan& plan;
-  TimeNs now;
-  int budget;      // tokens left in the step
-  int coming = 0;  // blocks of sequences that leave, or have ended, once they land
-};
-
 Scheduler::Scheduler(const Policy& policy, const KvLayout& layout, int blocks)
-    : policy_(policy), layout_(layout), pool_(blocks), gate_(policy.batching) {
+    : policy_(policy), layout_(layout), pool_(blocks), gate_(policy.batching), queue_(policy.lane_weights) {
   CHECK(policy.max_running > 0 && policy.step_tokens >= policy.max_running);
   CHECK(layout.max_step_tokens >= policy.step_tokens);
-  CHECK(policy.batching.kind != BatchingKind::windowed ||
-        policy.batching.window.max_batch <= policy.max_running);
   CHECK(layout.peak_blocks(layout.max_length) <= blocks, "one sequence alone must fit the pool");
+  set_policy(policy);
   for (int slot = policy.max_running - 1; slot >= 0; --slot) {
     tables_.push_back(std::make_unique<BlockTable>(layout));
     free_slots_.push_back(slot);
   }
   running_.reserve(size_t(policy.max_running));
-  waiting_.reserve(size_t(policy.max_queue) + size_t(policy.max_running));
+  deadlines_.reserve(size_t(policy.max_running) * 2 + size_t(policy.max_queue));
+}
+
+void Scheduler::set_policy(const Policy& policy) {
+  CHECK(policy.max_running == policy_.max_running && policy.step_tokens == policy_.step_tokens);
+  CHECK(policy.max_queue == policy_.max_queue && policy.min_progress == policy_.min_progress);
+  CHECK(policy.batching.kind != BatchingKind::windowed ||
+        policy.batching.window.max_batch <= policy.max_running);
+  check_weights(policy.lane_weights);
+  policy_ = policy;
+  gate_.set(policy.batching);
+  queue_.set_weights(policy.lane_weights);
 }
 
 bool Scheduler::add(Sequence* s) {
@@ -48,124 +54,236 @@ bool Scheduler::add(Sequence* s) {
   CHECK(s->prompt_tokens > 0 && s->prompt_tokens + s->request.max_tokens <= layout_.max_length);
   s->order = next_order_++;
   s->state = SequenceState::waiting;
-  waiting_.push_back(s);
+  queue_.add(s);
   gate_.note_arrival(*s);
-  ++fresh_;
-  const TimeNs deadline = s->request.deadline;
-  if (deadline && (!next_deadline_ || deadline < next_deadline_)) next_deadline_ = deadline;
+  deadlines_.add(s);
   return true;
 }
 
 void Scheduler::plan(TimeNs now, StepPlan& plan) {
   plan.reset();
   PlanState state{plan, now, policy_.step_tokens};
-  for (const Sequence* s : running_)
-    if (s->state != SequenceState::running) state.coming += s->table->held();
   expire(state);
-  gate_.ask(now, !running_.empty(), waiting_, plan);
-  extend(state, true);
-  if (const int generating = policy_.mixed_prompt_tokens ? count_generating() : 0)
-    state.budget = std::min(state.budget, mixed_budget(generating));
-  extend(state, false);
-  admit(state);
-}
-
-// Those whose next token others' prompts would hold up; also one that sits this step out because its sample is
-// still in flight (penalties).
-int Scheduler::count_generating() const {
-  return int(std::count_if(running_.begin(), running_.end(), [](const Sequence* s) {
-    return s->state == SequenceState::running && !s->paused && s->wanted() <= 1;
-  }));
-}
-
-// Prompt tokens beside sequences that generate and should not wait long. A step of few rows is bound
-// by reading weights, so a small chunk is nearly free there; as many tokens as keep up with those that end (a
-// few per generating sequence) do while few wait; a backlog brings it up to the limit.
-int Scheduler::mixed_budget(int generating) const {
-  constexpr int kLeastChunk = 128, kPerSequence = 5, kBacklogSteps = 4;
-  const int64_t enough = int64_t(kBacklogSteps) * policy_.mixed_prompt_tokens;
-  int64_t backlog = 0;
-  for (const Sequence* s : running_)
-    if (s->state == SequenceState::running && !s->paused && s->wanted() > 1) backlog += int64_t(s->ids.size());
-  for (size_t i = 0; i < waiting_.size() && backlog < enough && gate_.lets_in(*waiting_[i]); ++i)
-    backlog += waiting_[i]->wanted();
-  const int64_t chunk = std::max<int64_t>(int64_t(kPerSequence) * generating, backlog / kBacklogSteps);
-  return int(std::min<int64_t>(std::max<int64_t>(chunk, kLeastChunk), policy_.mixed_prompt_tokens));
+  survey(state);
+  if (const int members = gate_.flush(now, quiet(), queue_, plan))
+    queue_.choose(members, gate_.last_to_join(queue_));
+  for (int lane = 0; lane < kLanes; ++lane) extend_one_token(state, lane);
+  limit_prompts(state);
+  const bool by_lanes = !gate_.makes_batches() && !queue_.has_chosen();
+  const bool has_shares = policy_.max_running >= kLanes;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    extend_prompts(state, lane);
+    if (by_lanes && has_shares) admit_lane(state, lane);
+  }
+  if (!by_lanes) admit_batch(state);
+  if (by_lanes && !has_shares) admit_by_hunger(state);
 }
 
 // Pass 1: deadlines.
 void Scheduler::expire(PlanState& state) {
-  if (!next_deadline_ || state.now < next_deadline_) return;
-  next_deadline_ = 0;
-  auto& expired = state.plan.expired;
-  for (const auto* list : {&running_, &waiting_}) {
-    for (Sequence* s : *list) {
-      const TimeNs deadline = s->request.deadline;
-      if (s->ended() || !deadline) continue;
-      if (deadline <= state.now) {
-        expired.push_back(s);
-      } else if (!next_deadline_ || deadline < next_deadline_) {
-        next_deadline_ = deadline;
-      }
-    }
-  }
-  for (Sequence* s : expired) end(s, FinishReason::deadline);
-}
-
-// Passes 2 and 3: sequences that run go on, the oldest first; those that need one token before those with more.
-void Scheduler::extend(PlanState& state, bool one_token) {
-  for (size_t i = 0; i < running_.size() && state.budget > 0; ++i) {
-    Sequence* s = running_[i];
-    const int wanted = s->plannable() ? s->wanted() : 0;
-    if (wanted <= 0 || (wanted == 1) != one_token) continue;
-    const size_t before = running_.size();
-    if (!take(state, s, std::min(wanted, state.budget))) ++state.plan.held_back;
-    // Victims that were not in flight are out of the list already; paused ones may have stood before this one.
-    if (running_.size() != before)
-      i = size_t(std::find(running_.begin(), running_.end(), s) - running_.begin());
+  for (Sequence* s; (s = deadlines_.first()) && s->request.deadline <= state.now;) {
+    state.plan.expired.push_back(s);
+    end(s, FinishReason::deadline);
   }
 }
 
-// Pass 4: the queue, in order. The first that does not fit keeps out those behind it: nobody is overtaken for
-// ever.
-void Scheduler::admit(PlanState& state) {
-  size_t at = 0;
-  while (at < waiting_.size()) {
-    Sequence* s = waiting_[at];
-    if (s->paused) {
-      state.plan.stopped_by = AdmissionStop::slow_client;
-      ++at;
+// Pass 2: who holds what.
+void Scheduler::survey(PlanState& state) {
+  for (const Sequence* s : running_) {
+    const auto lane = size_t(s->lane());
+    state.flying[lane] |= s->steps_in_flight > 0 && !s->ended();
+    if (s->state != SequenceState::running) {
+      ++state.coming_slots;
+      state.coming_blocks += s->table->held();
       continue;
     }
-    const AdmissionStop stop = !gate_.lets_in(*s)    ? gate_.closed()
-                               : free_slots_.empty() ? AdmissionStop::slots
-                               : state.budget <= 0   ? AdmissionStop::budget
-                               : !fits(*s)           ? AdmissionStop::blocks
-                                                     : AdmissionStop::none;
-    state.plan.stopped_by = stop;
-    if (stop != AdmissionStop::none) return;
-    start(s, state.now);
-    ++state.plan.admitted;
-    CHECK(take(state, s, std::min(s->wanted(), state.budget)), "an admitted sequence fits");
+    ++state.running[lane];
+    state.held[lane] += s->table->held();
+    if (s->is_protected()) state.reserved += layout_.peak_blocks(s->longest());
+  }
+  const bool forget = state.now - lately_at_ >= kForgetNs;
+  if (forget || lately_at_ > state.now) lately_at_ = state.now;
+  for (size_t lane = 0; lane < kLanes; ++lane) {
+    const auto update = [&](int& most, int now) {
+      most = std::max(now, forget ? most - (most + 7) / 8 : most);
+    };
+    update(lately_[lane].slots, state.running[lane]);
+    update(lately_[lane].blocks, state.held[lane]);
   }
 }
 
-// Blocks are promised at admission though they are taken later: to all that run, what their known tokens still
-// need, and one block per group on top. So an admission never causes a preemption before everybody, the
-// newcomer included, has got a block's worth of tokens further: preempting and resuming in turns, getting
-// nowhere, cannot happen.
-bool Scheduler::fits(const Sequence& candidate) const {
-  int promised = layout_.peak_blocks(int(candidate.ids.size()));
-  for (const Sequence* s : running_) {
-    if (s->state != SequenceState::running) continue;
-    if (s->wanted() > 1) promised += std::max(0, layout_.peak_blocks(int(s->ids.size())) - s->table->held());
-    promised += layout_.groups();
+std::span<Sequence* const> Scheduler::running_of(int lane) const {
+  const auto in = [](int lane) { return [lane](const Sequence* s) { return s->lane() < lane; }; };
+  const auto first = std::partition_point(running_.begin(), running_.end(), in(lane));
+  return {first, std::partition_point(first, running_.end(), in(lane + 1))};
+}
+
+// Whether lanes before this one are in the step, or in one in flight: then it only gets its part of the time.
+// Under policies that make batches, members of one run as equals.
+bool Scheduler::contended(const PlanState& state, int lane) const {
+  if (gate_.makes_batches()) return false;
+  for (size_t k = 0; k < size_t(lane); ++k)
+    if (state.spent[k] > 0 || state.flying[k]) return true;
+  return false;
+}
+
+// What a lane may spend beside those before it: their time in the step, by weight. It may go over by one grant,
+// so what cannot be cut (a token, a least chunk) is had in some steps only.
+void Scheduler::earn(PlanState& state, int lane) {
+  double& credit = credit_[size_t(lane)];
+  if (!contended(state, lane)) {
+    credit = 0;
+    return;
   }
-  // The newcomer's own spare block, unless its end comes before it would need one.
-  const int last = candidate.prompt_tokens + candidate.request.max_tokens;
-  promised +=
-      std::min(layout_.groups(), layout_.peak_blocks(last) - layout_.peak_blocks(int(candidate.ids.size())));
-  return promised <= pool_.free();
+  double before = 0;
+  int weight = 0;
+  for (size_t k = 0; k < size_t(lane); ++k) {
+    before += state.spent[k];
+    if (state.spent[k] > 0) weight += policy_.lane_weights[k];
+  }
+  if (weight == 0) return;
+  const double due = before * policy_.lane_weights[size_t(lane)] / weight;
+  credit = std::min(credit + due - state.earned[size_t(lane)], before);
+  state.earned[size_t(lane)] = due;
+}
+
+// Returns where in running_ it is then: victims that were not in flight are out of the list already, and paused
+// ones may have stood before it.
+size_t Scheduler::extend(PlanState& state, size_t at, int count) {
+  Sequence* s = running_[at];
+  if (!take(state, s, count)) ++state.plan.held_back;
+  if (at < running_.size() && running_[at] == s) return at;
+  return size_t(std::find(running_.begin(), running_.end(), s) - running_.begin());
+}
+
+// Pass 3: those that need one token, the oldest first.
+void Scheduler::extend_one_token(PlanState& state, int lane) {
+  earn(state, lane);
+  const bool bounded = contended(state, lane);
+  for (size_t i = size_t(running_of(lane).data() - running_.data());
+       i < running_.size() && running_[i]->lane() == lane && state.tokens > 0; ++i) {
+    Sequence* s = running_[i];
+    if (!s->plannable() || s->wanted() != 1) continue;
+    if (bounded && credit_[size_t(lane)] <= 0) return;
+    i = extend(state, i, 1);
+  }
+}
+
+// How much time prompts may take beside those who generate; also beside one that sits this step out because its
+// sample is still in flight (penalties). Prompts of lanes that only get a part of the step do not make it
+// longer.
+void Scheduler::limit_prompts(PlanState& state) {
+  PromptPressure pressure;
+  int top = kLanes - 1;
+  for (const Sequence* s : running_) {
+    if (s->state != SequenceState::running || s->paused) continue;
+    if (!gate_.makes_batches()) top = std::min(top, s->lane());
+    if (s->wanted() <= 1)
+      ++pressure.generating;
+    else
+      pressure.prompts += s->lane() <= top;
+  }
+  state.prompt_time = std::numeric_limits<double>::infinity();
+  if (pressure.generating == 0) return;
+  int waiting = queue_.of_batch();
+  if (!gate_.makes_batches())
+    for (int lane = waiting = 0; lane <= top; ++lane) waiting += queue_.waiting(lane);
+  pressure.prompts += std::min(int(free_slots_.size()), waiting);
+  pressure.decode_ns = spent_so_far(state);
+  if (policy_.mixed_prompt_tokens) state.tokens = std::min(state.tokens, policy_.mixed_prompt_tokens);
+  constexpr int kUntilKnown = 128;
+  state.prompt_time =
+      step_time_.known() ? step_limit_ns(pressure, policy_.target_itl_ns) - pressure.decode_ns : kUntilKnown;
+}
+
+double Scheduler::spent_so_far(const PlanState& state) const {
+  return std::max(step_time_.fixed(), std::accumulate(state.spent.begin(), state.spent.end(), 0.0));
+}
+
+// Lane batch has the step to itself, but another lane was there not long ago and may be again.
+bool Scheduler::expects_others(const Sequence& s) const {
+  return s.request.lane == Lane::batch && !gate_.makes_batches() && step_time_.known() &&
+         lately_[size_t(Lane::interactive)].slots + lately_[size_t(Lane::standard)].slots > 0;
+}
+
+// Tokens that a prompt gets in this step; the first to get any gets a least chunk, so that prompts always go
+// on.
+int Scheduler::grant(const PlanState& state, const Sequence& s) const {
+  const int most = std::min(s.wanted(), state.tokens);
+  double time = state.prompt_time;
+  const bool bounded = contended(state, s.lane());
+  if (bounded) {
+    if (credit_[size_t(s.lane())] <= 0) return 0;
+    time = std::min(time, credit_[size_t(s.lane())]);
+  } else if (expects_others(s)) {
+    const double spent = spent_so_far(state);
+    time = std::min(time, std::max(kLongestBatchStepNs - spent, 0.7 * spent));
+  }
+  const int count = step_time_.prompt_tokens(time, s.planned, most);
+  if (count >= std::min(kLeastChunk, most)) return count;
+  return bounded || state.prompts == 0 ? std::min(kLeastChunk, most) : 0;
+}
+
+// Pass 4: prompts that have begun, the oldest first.
+void Scheduler::extend_prompts(PlanState& state, int lane) {
+  earn(state, lane);
+  for (size_t i = size_t(running_of(lane).data() - running_.data());
+       i < running_.size() && running_[i]->lane() == lane && state.tokens > 0; ++i) {
+    Sequence* s = running_[i];
+    if (!s->plannable() || s->wanted() <= 1) continue;
+    const int count = grant(state, *s);
+    if (count == 0) return;
+    i = extend(state, i, count);
+  }
+}
+
+// Pass 5: who waits in a lane, in order. The first that does not fit keeps out those of its lane behind it:
+// nobody is overtaken for ever.
+void Scheduler::admit_lane(PlanState& state, int lane) {
+  if (queue_.waiting(lane) == 0) return;
+  state.promised = -1;
+  Sequence* s = nullptr;
+  while ((s = queue_.next(Lane(lane))) && admit(state, s)) {
+  }
+  if (!s && queue_.waiting(lane) > 0 && state.plan.stopped_by == AdmissionStop::none)
+    state.plan.stopped_by = AdmissionStop::slow_client;
+}
+
+// Slots are too few for each lane to have one of its own: they take turns by weight.
+void Scheduler::admit_by_hunger(PlanState& state) {
+  PerLane<bool> waits;
+  for (int lane = 0; lane < kLanes; ++lane) waits[size_t(lane)] = queue_.waiting(lane) > 0;
+  for (int lane; (lane = queue_.hungriest(waits)) >= 0; waits[size_t(lane)] = false) admit_lane(state, lane);
+}
+
+// The same for a batch's members.
+void Scheduler::admit_batch(PlanState& state) {
+  if (queue_.empty()) return;
+  state.promised = -1;
+  while (Sequence* s = queue_.next_of_batch())
+    if (!admit(state, s)) return;
+  if (!queue_.empty() && state.plan.stopped_by == AdmissionStop::none)
+    state.plan.stopped_by =
+        !queue_.fresh().empty() && gate_.makes_batches() ? gate_.closed() : AdmissionStop::slow_client;
+}
+
+bool Scheduler::admit(PlanState& state, Sequence* s) {
+  const int lane = s->lane();
+  const AdmissionStop stop =
+      slots_for(state, lane) <= 0                  ? AdmissionStop::slots
+      : state.tokens <= 0 || grant(state, *s) == 0 ? AdmissionStop::budget
+      : needed_by(*s) + promised(state) > blocks_for(state, lane) || !may_return(state, *s)
+          ? AdmissionStop::blocks
+          : AdmissionStop::none;
+  if (stop != AdmissionStop::none) {
+    if (state.plan.stopped_by == AdmissionStop::none) state.plan.stopped_by = stop;
+    make_room_for(state, *s, stop);
+    return false;
+  }
+  start(state, s);
+  ++state.plan.admitted;
+  CHECK(take(state, s, grant(state, *s)), "an admitted sequence fits");
+  return true;
 }
 
 // Gives `count` more tokens to a sequence, and the blocks they need.
@@ -177,46 +295,39 @@ bool Scheduler::take(PlanState& state, Sequence* s, int count) {
   const bool samples = s->request.max_tokens > 0 && length == int(s->ids.size()) + s->samples_in_flight;
   state.plan.entries.push_back({s, s->planned, count, samples});
   state.plan.tokens += count;
-  state.budget -= count;
+  state.tokens -= count;
+  const auto lane = size_t(s->lane());
+  state.held[lane] += missing;
+  const bool prompt = s->wanted() > 1;
+  if (state.plan.entries.size() == 1) state.spent[lane] += step_time_.fixed();
+  const double time = prompt ? step_time_.prompt(s->planned, count) : step_time_.one_token(s->planned);
+  state.spent[lane] += time;
+  if (prompt) state.prompt_time -= time, ++state.prompts;
+  if (contended(state, int(lane))) credit_[lane] -= time;
   s->planned = length;
   ++s->steps_in_flight;
   s->samples_in_flight += samples;
   return true;
 }
 
-// The pool is short: newer sequences give way until there is enough. Those in flight only promise to leave, so
-// the needy one may have to wait a step. False: not now.
-bool Scheduler::make_room(PlanState& state, const Sequence& needy, int missing) {
-  while (pool_.free() < missing) {
-    if (pool_.free() + state.coming >= missing) return false;
-    Sequence* victim = victim_for(needy);
-    if (!victim) return false;
-    ++state.plan.preempted;
-    if (victim->steps_in_flight > 0) {
-      victim->state = SequenceState::leaving;
-      state.coming += victim->table->held();
-    } else {
-      preempt(victim, state.now);
-    }
-  }
-  return true;
-}
-
-// Who costs least: one whose client is not reading anyway; else the newest, whose recomputing is the shortest
-// as a rule, but rather not one that has hardly begun again. Never one older than the needy: so the oldest
-// always goes on, and with it, in the end, everybody.
-Sequence* Scheduler::victim_for(const Sequence& needy) const {
-  Sequence* newest = nullptr;
-  Sequence* settled = nullptr;
-  for (size_t i = running_.size(); i-- > 0;) {
-    Sequence* s = running_[i];
-    if (s == &needy || s->state != SequenceState::running || s->table->held() == 0) continue;
-    if (s->paused) return s;
-    if (s->order < needy.order) continue;
-    if (!newest) newest = s;
-    if (!settled && int(s->ids.size()) - s->resumed_length >= policy_.min_progress) settled = s;
-  }
-  return settled ? settled : newest;
+void Scheduler::start(PlanState& state, Sequence* s) {
+  queue_.remove(s);
+  CHECK(running_.size() < running_.capacity());
+  running_.insert(std::upper_bound(running_.begin(), running_.end(), s, by_lane_and_order), s);
+  s->slot = free_slots_.back();
+  free_slots_.pop_back();
+  s->table = tables_[size_t(s->slot)].get();
+  s->state = SequenceState::running;
+  s->resumed_length = int(s->ids.size());
+  if (s->preemptions == 0)
+    s->admitted_at = state.now;
+  else
+    s->preempted_ns += state.now - s->preempted_at;
+  const auto lane = size_t(s->lane());
+  ++state.running[lane];
+  lately_[lane].slots = std::max(lately_[lane].slots, state.running[lane]);
+  state.promised += layout_.peak_blocks(int(s->ids.size())) + layout_.groups();
+  if (s->is_protected()) state.reserved += layout_.peak_blocks(s->longest());
 }
 
 void Scheduler::land(const PlanEntry& entry, int32_t sampled, FinishReason reason, TimeNs now) {
@@ -247,46 +358,12 @@ void Scheduler::end(Sequence* s, FinishReason reason) {
   const bool queued = s->state == SequenceState::waiting;
   s->state = SequenceState::ended;
   s->finish = reason;
-  if (queued) {
-    erase(waiting_, s);
-    fresh_ -= s->preemptions == 0;
-  } else if (s->steps_in_flight == 0) {
+  deadlines_.remove(s);
+  if (queued)
+    queue_.drop(s);
+  else if (s->steps_in_flight == 0)
     release(s);
-  }
-}
-
-void Scheduler::start(Sequence* s, TimeNs now) {
-  erase(waiting_, s);
-  insert_by_order(running_, s);
-  fresh_ -= s->preemptions == 0;
-  s->slot = free_slots_.back();
-  free_slots_.pop_back();
-  s->table = tables_[size_t(s->slot)].get();
-  s->state = SequenceState::running;
-  s->resumed_length = int(s->ids.size());
-  if (s->preemptions == 0)
-    s->admitted_at = now;
-  else
-    s->preempted_ns += now - s->preempted_at;
-}
-
-void Scheduler::preempt(Sequence* s, TimeNs now) {
-  CHECK(s->steps_in_flight == 0);
-  release(s);
-  s->state = SequenceState::waiting;
-  s->computed = s->planned = 0;
-  s->preempted_at = now;
-  ++s->preemptions;
-  insert_by_order(waiting_, s);
-}
-
-// Slot and blocks go back.
-void Scheduler::release(Sequence* s) {
-  s->table->clear(pool_);
-  free_slots_.push_back(s->slot);
-  s->slot = -1;
-  s->table = nullptr;
-  erase(running_, s);
+  if (s->charged_tokens > 0) queue_.settle(*s);
 }
 
 }  // namespace sluice

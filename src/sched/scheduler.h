@@ -1,6 +1,8 @@
 // Who computes what in the next step. Sequences join (when the batching policy lets them, batching.h) and leave
-// between steps; those that need one token come first, then prompts in chunks under the token budget; blocks
-// are taken when a token needs them, and taken back from the newest when the pool runs short.
+// between steps; those that need one token come first, then prompts in chunks that keep the step as short as
+// those who generate are to have it (step_time.h); blocks are taken when a token needs them, and taken back
+// from whoever has the least right to them when the pool runs short (scheduler_room.cc). Lanes (lanes.h) have
+// shares of slots, blocks and step time that count while others want them, and lend them while nobody does.
 //
 // Owned by the engine thread. Time is passed in. Nothing allocates after construction.
 #pragma once
@@ -12,20 +14,27 @@
 #include "kv/block_pool.h"
 #include "kv/block_table.h"
 #include "sched/batching.h"
+#include "sched/deadline_heap.h"
+#include "sched/lanes.h"
 #include "sched/step_plan.h"
+#include "sched/step_time.h"
+#include "sched/waiting_queue.h"
 
 namespace sluice {
 
-// How to schedule, as a value.
+// How to schedule, as a value. What is marked fixed must stay as it was at construction (set_policy).
 struct Policy {
-  int max_running = 64;  // sequences that hold a slot
+  int max_running = 64;  // fixed; sequences that hold a slot
   int step_tokens =
-      512;  // of one step, all sequences together; >= max_running, so one-token sequences always fit
+      512;  // fixed; of one step, all sequences together; >= max_running, so one-token sequences always fit
   int mixed_prompt_tokens =
       0;  // of prompts in a step that also has one-token sequences; at most; 0: step_tokens is the limit
-  int max_queue = 1024;    // waiting for their first admission
-  int min_progress = 16;   // tokens generated since it was admitted before a sequence is a preferred victim
-  Batching batching = {};  // who may start when
+  int max_queue = 1024;  // fixed; waiting for their first admission
+  int min_progress =
+      16;  // fixed; tokens generated since it was admitted before a sequence is a preferred victim
+  Batching batching = {};    // who may start when
+  TimeNs target_itl_ns = 0;  // between two tokens of a stream, beside prompts; 0: automatic (step_time.h)
+  LaneWeights lane_weights = kDefaultLaneWeights;  // each from 1 to kMaxLaneWeight
 };
 
 class Scheduler {
@@ -39,6 +48,9 @@ class Scheduler {
   // Fills `plan` and counts its entries as in flight. Every plan that is not empty must land, in order.
   void plan(TimeNs now, StepPlan& plan);
 
+  // How long a step took to compute: the next ones are cut by it.
+  void note_step(const StepPlan& plan, TimeNs took) { step_time_.note(plan, took); }
+
   // The caller's word on an entry whose step is done: `end` != none ends the sequence with it. `sampled` is
   // appended to its ids (-1: the step sampled nothing of it). For a sequence that ended meanwhile both are
   // ignored.
@@ -47,47 +59,84 @@ class Scheduler {
   // Leaves planning at once; slot and blocks follow when nothing of it is in flight.
   void end(Sequence* sequence, FinishReason reason);
 
-  std::span<Sequence* const> running() const {
-    return running_;
-  }  // by order; those that ended but still fly included
-  std::span<Sequence* const> waiting() const { return waiting_; }  // by order; preempted ones first
+  // Between plans, whatever runs or waits. The sizes must be those it was made with. A batch under way ends as
+  // it began; who was chosen for one and has not started yet still starts.
+  void set_policy(const Policy& policy);
+
+  // By lane, in each by order; those that ended but still fly included.
+  std::span<Sequence* const> running() const { return running_; }
+  const WaitingQueue& waiting() const { return queue_; }  // may be iterated over; preempted ones first
   const BlockPool& blocks() const { return pool_; }
-  bool idle() const { return running_.empty() && waiting_.empty(); }
+  bool idle() const { return running_.empty() && queue_.empty(); }
   // Whether a further request would be queued.
-  bool has_room() const { return fresh_ < policy_.max_queue; }
+  bool has_room() const { return queue_.never_admitted() < policy_.max_queue; }
   // The clock at which plan() has a deadline to enforce; 0: none.
-  TimeNs next_deadline() const { return next_deadline_; }
+  TimeNs next_deadline() const { return deadlines_.first() ? deadlines_.first()->request.deadline : 0; }
   // The clock at which plan() begins a batch though nothing has arrived or landed; 0: no time alone makes it.
-  TimeNs next_flush() const { return gate_.next_flush(!running_.empty(), waiting_); }
+  TimeNs next_flush() const { return gate_.next_flush(quiet(), queue_); }
   const Policy& policy() const { return policy_; }
+  const StepTime& step_time() const { return step_time_; }
 
  private:
   struct PlanState;
-  int count_generating() const;
-  int mixed_budget(int generating) const;
-  void expire(PlanState& state);
-  void extend(PlanState& state, bool one_token);
-  void admit(PlanState& state);
 
-  bool fits(const Sequence& candidate) const;
-  bool make_room(PlanState& state, const Sequence& needy, int missing);
-  Sequence* victim_for(const Sequence& needy) const;
+  // Passes of a plan (scheduler.cc).
+  void expire(PlanState& state);
+  void survey(PlanState& state);
+  void extend_one_token(PlanState& state, int lane);
+  void limit_prompts(PlanState& state);
+  void extend_prompts(PlanState& state, int lane);
+  void admit_lane(PlanState& state, int lane);
+  void admit_by_hunger(PlanState& state);
+  void admit_batch(PlanState& state);
+
+  bool admit(PlanState& state, Sequence* sequence);
+  int grant(const PlanState& state, const Sequence& sequence) const;
+  size_t extend(PlanState& state, size_t at, int count);
+  double spent_so_far(const PlanState& state) const;
+  bool expects_others(const Sequence& sequence) const;
+  bool contended(const PlanState& state, int lane) const;
+  void earn(PlanState& state, int lane);
   bool take(PlanState& state, Sequence* sequence, int count);
-  void start(Sequence* sequence, TimeNs now);
+  void start(PlanState& state, Sequence* sequence);
+  std::span<Sequence* const> running_of(int lane) const;
+  bool quiet() const { return running_.empty() && !queue_.has_chosen() && !queue_.has_preempted(); }
+
+  // Slots and blocks, and who gives them up (scheduler_room.cc).
+  int slots_for(const PlanState& state, int lane) const;
+  int blocks_for(const PlanState& state, int lane) const;
+  int promised(PlanState& state) const;
+  int needed_by(const Sequence& candidate) const;
+  bool may_return(const PlanState& state, const Sequence& candidate) const;
+  bool make_room(PlanState& state, const Sequence& needy, int missing);
+  void make_room_for(PlanState& state, const Sequence& candidate, AdmissionStop stop);
+  Sequence* victim_for(const PlanState& state, const Sequence& needy, int missing) const;
+  bool is_lent(const PlanState& state, const Sequence& victim) const;
+  bool is_first(const Sequence& needy) const;
+  void give_way(PlanState& state, Sequence* victim);
   void preempt(Sequence* sequence, TimeNs now);
   void release(Sequence* sequence);
 
-  const Policy policy_;
+  Policy policy_;
   const KvLayout layout_;
   BlockPool pool_;
   BatchGate gate_;
+  StepTime step_time_;
   std::vector<std::unique_ptr<BlockTable>> tables_;  // [max_running] by slot
   std::vector<int> free_slots_;
   std::vector<Sequence*> running_;
-  std::vector<Sequence*> waiting_;
+  WaitingQueue queue_;
+  DeadlineHeap deadlines_;
   uint64_t next_order_ = 1;
-  int fresh_ = 0;             // waiting and never admitted
-  TimeNs next_deadline_ = 0;  // no deadline lies before it; 0: none at all
+
+  // What each lane held lately, at most: that much of its share is not lent, so that lending and taking back do
+  // not alternate. Falls by an eighth a second.
+  struct Use {
+    int slots = 0, blocks = 0;
+  };
+  PerLane<Use> lately_{};
+  TimeNs lately_at_ = 0;
+  PerLane<double> credit_{};  // ns of step time that a lane has earned beside others and not had yet
 };
 
 }  // namespace sluice

@@ -21,8 +21,11 @@ struct Traffic {
   std::vector<int> windows = {0};
   Policy policy;
   int max_length = 96;
+  int lanes = kLanes;
   double cancel_share = 0.1, pause_share = 0.05, deadline_share = 0.1, host_state_share = 0.2;
 };
+
+constexpr int kTenants = 5;
 
 class Simulation {
  public:
@@ -90,6 +93,8 @@ class Simulation {
     r.prompt.assign(size_t(prompt), 3);
     r.max_tokens = between(0, traffic_.max_length - prompt);
     if (chance(traffic_.deadline_share)) r.deadline = now_ + between(1, 200);
+    r.lane = Lane(between(0, traffic_.lanes - 1));
+    r.tenant = uint32_t(between(0, kTenants - 1));
     auto s = std::make_unique<Sequence>(std::move(r));
     s->needs_host_state = chance(traffic_.host_state_share);
     s->arrived_at = now_;
@@ -118,18 +123,22 @@ class Simulation {
     ++finished_;
   }
 
-  // Who belongs to a batch is reckoned when it is flushed, from its size and the queue's order.
   void check_batch(const StepPlan& plan, bool busy) {
     const Batching& batching = traffic_.policy.batching;
-    const auto running = scheduler_->running(), waiting = scheduler_->waiting();
+    const auto running = scheduler_->running();
+    const WaitingQueue& waiting = scheduler_->waiting();
     if (plan.flushed_by != FlushReason::none) {
       ASSERT_FALSE(busy) << "a batch began while another ran";
-      ASSERT_GT(plan.batch, 0);
       ASSERT_LE(plan.batch, batching.kind == BatchingKind::serial ? 1 : batching.window.max_batch);
-      std::vector<const Sequence*> all(running.begin(), running.end());
-      all.insert(all.end(), waiting.begin(), waiting.end());
-      batch_through_ = all.at(size_t(plan.batch) - 1)->order;
-      batch_since_ = all.front()->arrived_at;
+      members_.clear();
+      members_.insert(running.begin(), running.end());
+      batch_since_ = now_;
+      for (const Sequence* s : waiting) {
+        batch_since_ = std::min(batch_since_, s->arrived_at);
+        if (s->waits_as == WaitsAs::chosen) members_.insert(s);
+      }
+      for (const Sequence* s : members_) batch_since_ = std::min(batch_since_, s->arrived_at);
+      ASSERT_EQ(int(members_.size()), plan.batch);
       ++batches_;
     }
     if (batching.kind == BatchingKind::continuous) {
@@ -137,13 +146,13 @@ class Simulation {
       ASSERT_EQ(scheduler_->next_flush(), 0);
       return;
     }
+    const TimeNs span = batching.window.span_ns;
     for (const Sequence* s : running) {
-      ASSERT_LE(s->order, batch_through_) << "a newcomer joined a batch";
-      const TimeNs span = batching.window.span_ns;
+      ASSERT_TRUE(members_.contains(s)) << "a newcomer joined a batch";
       ASSERT_TRUE(batching.kind == BatchingKind::serial || span == 0 || s->arrived_at - batch_since_ <= span);
     }
     ASSERT_TRUE(batching.kind != BatchingKind::serial || running.size() <= 1);
-    const bool gathers = running.empty() && !waiting.empty() && waiting.front()->order > batch_through_;
+    const bool gathers = running.empty() && !waiting.empty() && waiting.front()->waits_as == WaitsAs::fresh;
     ASSERT_EQ(scheduler_->next_flush() != 0, gathers);
     ASSERT_TRUE(!gathers || scheduler_->next_flush() > now_) << "it would be asked again and again";
   }
@@ -161,8 +170,9 @@ class Simulation {
       tokens += e.count;
       computed_tokens_ += e.count;
       if (s->admitted_at == now_ && s->preemptions == 0 && e.first == 0) {
-        ASSERT_GT(s->order, last_admitted_) << "a later request was admitted first";
-        last_admitted_ = s->order;
+        uint64_t& last = last_admitted_[s->lane()][s->request.tenant];
+        ASSERT_GT(s->order, last) << "a later request of the same lane and tenant was admitted first";
+        last = s->order;
       }
       for (int g = 0; g < layout_.groups(); ++g) {
         const int window = layout_.windows[size_t(g)];
@@ -174,11 +184,13 @@ class Simulation {
     ASSERT_EQ(tokens, plan.tokens);
     ASSERT_LE(tokens, traffic_.policy.step_tokens);
     ASSERT_LE(int(scheduler_->running().size()), traffic_.policy.max_running);
+    for (const auto& s : sequences_) ASSERT_LE(s->forced_preemptions, Sequence::kMostPreemptions);
   }
 
   void land() {
     auto plan = std::move(flying_.front());
     flying_.pop_front();
+    if (traffic_.seed % 2) scheduler_->note_step(*plan, 4000 + 30 * plan->tokens);
     for (const PlanEntry& e : plan->entries) {
       Sequence* s = e.sequence;
       const bool was_ended = s->ended();
@@ -215,7 +227,8 @@ class Simulation {
   TimeNs now_ = 0;
   int arrived_ = 0, started_ = 0, finished_ = 0, refused_ = 0;
   int64_t computed_tokens_ = 0;
-  uint64_t last_admitted_ = 0, batch_through_ = 0;
+  uint64_t last_admitted_[kLanes][kTenants] = {};
+  std::set<const Sequence*> members_;
   TimeNs batch_since_ = 0;
   int batches_ = 0;
 };

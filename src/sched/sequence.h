@@ -17,6 +17,14 @@ enum class SequenceState : uint8_t {
   ended,    // planned no more; holds its slot and blocks only while a step in flight uses them
 };
 
+struct Sequence;
+struct SequenceLinks {
+  Sequence* before = nullptr;
+  Sequence* next = nullptr;
+};
+
+enum class WaitsAs : uint8_t { none, fresh, chosen, preempted };  // waiting_queue.h
+
 struct Sequence {
   // Made on the client's thread, so that everything is allocated there: `ids` has room for all tokens to come.
   explicit Sequence(Request wish) : request(std::move(wish)), prompt_tokens(int(request.prompt.size())) {
@@ -50,10 +58,24 @@ struct Sequence {
   int resumed_length = 0;     // ids.size() when it was last admitted
   int cached_tokens = 0;      // of the prompt, found in the prefix cache at its first admission
   int preemptions = 0;
-  TimeNs admitted_at = 0;   // first admission
-  TimeNs preempted_at = 0;  // the last time
-  TimeNs preempted_ns = 0;  // spent in the queue again
+  int forced_preemptions = 0;  // of these, the ones that its client had no part in
+  TimeNs admitted_at = 0;      // first admission
+  TimeNs preempted_at = 0;     // the last time
+  TimeNs preempted_ns = 0;     // spent in the queue again
 
+  // Of WaitingQueue and DeadlineHeap.
+  WaitsAs waits_as = WaitsAs::none;
+  SequenceLinks turn, arrival;
+  int64_t charged_tokens = 0;
+  int deadline_place = -1;
+
+  // Preempted as often as a request may be: nobody makes it give way any more.
+  static constexpr int kMostPreemptions = 3;
+  bool is_protected() const { return forced_preemptions >= kMostPreemptions; }
+  // Tokens that it may come to hold.
+  int longest() const { return prompt_tokens + request.max_tokens; }
+
+  int lane() const { return int(request.lane); }
   int generated() const { return int(ids.size()) - prompt_tokens; }
   bool ended() const { return state == SequenceState::ended; }
   // Ended, and no step in flight knows it: may be deleted.

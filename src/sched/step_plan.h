@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "sched/lanes.h"
 #include "sched/sequence.h"
 
 namespace sluice {
@@ -66,6 +67,7 @@ struct StepPlan {
   int tokens = 0;
   int admitted = 0;
   int preempted = 0;  // gave up their blocks, or will when they land
+  PerLane<int> preempted_of{};
   int held_back = 0;  // wanted tokens but got no block in this step
   AdmissionStop stopped_by = AdmissionStop::none;
   FlushReason flushed_by = FlushReason::none;  // a batch began, by a policy that makes batches
@@ -80,6 +82,7 @@ struct StepPlan {
   void reset() {
     entries.clear();
     expired.clear();
+    preempted_of = {};
     tokens = admitted = preempted = held_back = batch = 0;
     stopped_by = AdmissionStop::none;
     flushed_by = FlushReason::none;

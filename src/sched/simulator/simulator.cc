@@ -140,6 +140,7 @@ class Simulation {
     if (under_way_.empty() || under_way_.front()->ends_at + setup_.host.notice_ns > now_) return false;
     Flight* flight = under_way_.front();
     under_way_.pop_front();
+    scheduler_.note_step(flight->plan, flight->takes);
     for (const PlanEntry& entry : flight->plan.entries) land(entry);
     now_ += setup_.host.commit_ns + TimeNs(flight->plan.entries.size()) * setup_.host.commit_sequence_ns;
     free_.push_back(flight);
@@ -179,6 +180,7 @@ class Simulation {
     now_ += setup_.host.plan_ns + work.sequences * setup_.host.plan_sequence_ns;
     const TimeNs begins = std::max(now_, device_free_) + setup_.host.launch_ns;
     const TimeNs takes = step_ns(setup_.cost, work, luck_.uniform());
+    flight->takes = takes;
     flight->ends_at = device_free_ = begins + takes;
     result_.device_ns += takes;
     under_way_.push_back(flight);

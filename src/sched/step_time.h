@@ -1,0 +1,69 @@
+// How long a step takes, learned from those that have run: what the budget of prompt tokens and the lanes'
+// shares of a step are reckoned with.
+//
+//   time = fixed + one-token sequences · a + their cached tokens · b + prompt rows · c + (row, cached token)
+//   pairs · d
+//
+// Least squares with exponential forgetting, each step weighted by 1 / time² (errors count in per cent), never
+// below zero. What the last steps say nothing about (the cost of a prompt's rows, while none comes) stays as it
+// was learned: the solution is held to the one before by a small ridge. A time far off what was expected counts
+// as four times it, so one stall does not move anything, and a device that became slower is believed in a few
+// steps. Deterministic; owned by the engine thread; allocates nothing.
+#pragma once
+
+#include <array>
+
+#include "base/clock.h"
+#include "sched/step_plan.h"
+
+namespace sluice {
+
+class StepTime {
+ public:
+  // A step that has run. Plans without entries, and times that are not positive, say nothing.
+  void note(const StepPlan& plan, TimeNs took);
+
+  // Whether enough is known of both kinds of rows. Until then a row counts as 1 ns, and nothing else counts.
+  bool known() const { return one_token_steps_ >= kEnough && prompt_steps_ >= kEnough; }
+
+  // In ns.
+  double fixed() const { return known() ? theta_[0] : 0; }
+  double one_token(int context) const {
+    return known() ? theta_[1] * kUnit[1] + theta_[2] * kUnit[2] * context : 1;
+  }
+  double prompt(int first, int count) const {
+    return known() ? theta_[3] * kUnit[3] * count + theta_[4] * kUnit[4] * count * (first + count / 2.0)
+                   : count;
+  }
+  // Tokens of a prompt, from position `first`, that take `time` or less; `most` at most.
+  int prompt_tokens(double time, int first, int most) const;
+
+ private:
+  static constexpr int kTerms = 5, kEnough = 4;
+  // Makes the terms of an ordinary step about 1, so that one ridge suits all.
+  static constexpr std::array<double, kTerms> kUnit = {1, 1.0 / 16, 1.0 / 16384, 1.0 / 256, 1.0 / (256 * 2048)};
+  using Terms = std::array<double, kTerms>;
+
+  static Terms terms_of(const StepPlan& plan);
+  void solve(double ridge);
+
+  std::array<Terms, kTerms> products_{};  // sums of x·xᵀ
+  Terms seen_{};                          // sums of x·time
+  Terms theta_{};
+  int one_token_steps_ = 0, prompt_steps_ = 0;
+};
+
+// When a step that has prompts beside sequences that generate should end. `decode_ns`: what the latter alone
+// take. A target is that target. Automatic: a prompt may make a step 1.7 times as long; what is more as prompts
+// pile up: as many times as there are prompts, times the share that they are of all sequences. So one long
+// prompt among 16 streams leaves these under twice their pace, and where most wait for their first token a step
+// grows to what fills a card. kLongestStep is the end of it, unless 1.7 times is longer.
+struct PromptPressure {
+  double decode_ns = 0;
+  int generating = 0;
+  int prompts = 0;  // begun or waiting with a slot free
+};
+inline constexpr double kLongestStepNs = 36e6;
+double step_limit_ns(const PromptPressure& pressure, TimeNs target_ns);
+
+}  // namespace sluice
