@@ -65,6 +65,7 @@ class Scheduler {
 
   // By lane, in each by order; those that ended but still fly included.
   std::span<Sequence* const> running() const { return running_; }
+  std::span<Sequence* const> running_of(int lane) const;
   const WaitingQueue& waiting() const { return queue_; }  // may be iterated over; preempted ones first
   const BlockPool& blocks() const { return pool_; }
   bool idle() const { return running_.empty() && queue_.empty(); }
@@ -99,7 +100,6 @@ class Scheduler {
   void earn(PlanState& state, int lane);
   bool take(PlanState& state, Sequence* sequence, int count);
   void start(PlanState& state, Sequence* sequence);
-  std::span<Sequence* const> running_of(int lane) const;
   bool quiet() const { return running_.empty() && !queue_.has_chosen() && !queue_.has_preempted(); }
 
   // Slots and blocks, and who gives them up (scheduler_room.cc).

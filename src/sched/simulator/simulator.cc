@@ -34,7 +34,7 @@ using Agenda = std::priority_queue<Due, std::vector<Due>, std::greater<>>;
 
 struct Flight {
   StepPlan plan;
-  TimeNs ends_at = 0;
+  TimeNs takes = 0, ends_at = 0;
 };
 
 // What a request says to the engine. Ids beyond the shared prefix are of its own, so that nothing else of it is
