@@ -54,9 +54,10 @@ Meter& find_or_make(Meter::Kind kind, const std::string& name, const std::string
 
 }  // namespace
 
-Counter& counter(const std::string& name, const std::string& help, const std::string& labels) {
-  return *find_or_make(Meter::Kind::counter, name, help, labels, [](Registry& r, Meter& m) {
+Counter& counter(const std::string& name, const std::string& help, const std::string& labels, double unit) {
+  return *find_or_make(Meter::Kind::counter, name, help, labels, [unit](Registry& r, Meter& m) {
             m.counter = &r.counters.emplace_back();
+            m.unit = unit;
           }).counter;
 }
 

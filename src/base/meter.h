@@ -62,11 +62,13 @@ struct Meter {
   Counter* counter = nullptr;
   Gauge* gauge = nullptr;
   Histogram* histogram = nullptr;
+  double unit = 1;  // what one count of a counter is in the unit of its name: 1e-9 for nanoseconds in seconds
 };
 
 namespace meter {
 // The same name and labels give the same meter.
-Counter& counter(const std::string& name, const std::string& help, const std::string& labels = "");
+Counter& counter(const std::string& name, const std::string& help, const std::string& labels = "",
+                 double unit = 1);
 Gauge& gauge(const std::string& name, const std::string& help, const std::string& labels = "");
 Histogram& histogram(const std::string& name, const std::string& help, std::span<const double> bounds,
                      const std::string& labels = "");

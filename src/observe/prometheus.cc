@@ -90,7 +90,9 @@ void append_family(std::string& out, const std::vector<Meter>& meters, const Met
   for (const Meter& m : meters) {
     if (m.name != head.name || m.kind != head.kind) continue;
     const std::string labels = joined(extra_labels, m.labels);
-    if (m.counter != nullptr) append_series(out, name, "", labels, m.counter->value());
+    if (m.counter != nullptr && m.unit == 1) append_series(out, name, "", labels, m.counter->value());
+    if (m.counter != nullptr && m.unit != 1)
+      append_series(out, name, "", labels, double(m.counter->value()) * m.unit);
     if (m.gauge != nullptr) append_series(out, name, "", labels, m.gauge->value());
     if (m.histogram != nullptr) append_histogram(out, name, labels, *m.histogram);
   }

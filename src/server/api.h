@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "engine/served_model.h"
+#include "server/api_keys.h"
 #include "server/generation.h"
 #include "server/http.h"
 #include "server/http_error.h"
@@ -25,6 +26,8 @@ struct ApiCall {
   int64_t created = 0;         // Unix seconds
   Lane lane = Lane::standard;  // of X-Priority; the body's own word counts more
   uint32_t tenant = 0;         // GenerationPlan::tenant
+  ArrivalTimes arrival = {};
+  std::shared_ptr<RequestLog> log = nullptr;
 };
 
 struct PreparedGeneration {
@@ -46,6 +49,9 @@ HttpResponse tokenize(std::string_view body, const ApiCall& call);
 HttpResponse detokenize(std::string_view body, const ApiCall& call);
 HttpResponse apply_template(std::string_view body, const ApiCall& call);
 HttpResponse count_message_tokens(std::string_view body, const ApiCall& call);
+
+// What is known of single requests (observe/request_log.h): GET /v1/requests and below.
+HttpResponse requests_page(const HttpRequest& request, const RequestLog& log, const ApiKeys& keys);
 
 // Shared steps of the generation APIs.
 RequestBounds bounds_of(const ApiCall& call);

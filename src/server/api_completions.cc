@@ -174,9 +174,11 @@ std::vector<int32_t> offsets_of(const Tokenizer& tokenizer, const Prompt& prompt
 ApiFailure prepare_completions(std::string_view body, const ApiCall& call, PreparedGeneration& out) {
   auto request = parse_completion_request(body, bounds_of(call));
   if (!request.ok()) return api_error(request.error());
+  const TimeNs parsed = now_ns();
   if (ApiFailure failure = check_model(request->options, call)) return failure;
   const Tokenizer& tokenizer = call.model.tokenizer();
   GenerationPlan plan = plan_of(call, std::move(request->options), "cmpl-" + random_id());
+  plan.arrival.parsed = parsed;
   plan.echo = request->echo;
   plan.default_max_tokens = 16;
   plan.keep_tokens = request->logprobs >= 0 || plan.options.return_token_ids;

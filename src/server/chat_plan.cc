@@ -28,6 +28,7 @@ ApiFailure render_prompt(const ChatRequest& request, const ApiCall& call, std::s
 }
 
 ApiFailure plan_chat(ChatRequest& request, const ApiCall& call, std::string id, GenerationPlan& out) {
+  const TimeNs parsed = now_ns();
   if (ApiFailure failure = check_model(request.options, call)) return failure;
   std::string text;
   if (ApiFailure failure = render_prompt(request, call, text)) return failure;
@@ -36,6 +37,7 @@ ApiFailure plan_chat(ChatRequest& request, const ApiCall& call, std::string id, 
   prompt.ids = encode_prompt(call.model.tokenizer(), text, true);
   if (ApiFailure failure = check_prompt(prompt.ids, call, "messages")) return failure;
   out = plan_of(call, std::move(request.options), std::move(id));
+  out.arrival.parsed = parsed;
   out.keep_tokens = request.logprobs || out.options.return_token_ids;
   out.sampling.top_logprobs = request.logprobs ? request.top_logprobs : -1;
   out.prompts.push_back(std::move(prompt));

@@ -155,7 +155,8 @@ void Connection::parse(std::string_view& bytes) {
       if (bytes.empty()) break;
       parser_ = std::make_unique<HttpParser>(config.max_header_bytes, config.max_body_bytes);
       set_state(State::head);
-      deadline_ = now_ns() + config.header_timeout_ms * kMs;
+      began_ = now_ns();
+      deadline_ = began_ + config.header_timeout_ms * kMs;
     }
     const size_t taken = parser_->take(bytes);
     bytes.remove_prefix(taken);
@@ -195,6 +196,7 @@ void Connection::dispatch() {
   parser_.reset();
   set_state(State::answering);
   deadline_ = 0;
+  request.began = began_;
   request.received = now_ns();
   begun_ = chunked_ = false;
   answer_headers_.clear();
@@ -295,7 +297,7 @@ void Connection::end(bool complete) {
 }
 
 void Connection::answer_done(bool keep_alive) {
-  listener_.reset();
+  sending_ = std::move(listener_);
   account_body(0);
   begun_ = false;
   was_full_ = false;
@@ -336,6 +338,9 @@ void Connection::send() {
     sent_ = 0;
     write_deadline_ = 0;
   }
+  if (sent_ == out_.size()) {
+    if (auto done = std::move(sending_)) done->on_sent();
+  }
   if (unsent() > limits::kStreamHighWater) {
     was_full_ = true;
   } else if (was_full_ && unsent() < limits::kStreamHighWater / 2) {
@@ -358,7 +363,7 @@ void Connection::send() {
 void Connection::left(const char* why) {
   if (state_ == State::closed) return;
   const bool answering = state_ == State::answering;
-  auto listener = std::move(listener_);
+  auto listener = listener_ ? std::move(listener_) : std::move(sending_);
   close();
   if (answering) {
     loop_->shared.handler->answered(0);
@@ -371,6 +376,7 @@ void Connection::close() {
   set_state(State::closed);
   auto self = shared_from_this();
   listener_.reset();
+  sending_.reset();
   parser_.reset();
   account_body(0);
   std::string().swap(in_);

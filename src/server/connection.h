@@ -119,12 +119,14 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   Loop::Socket socket_;
   std::unique_ptr<HttpParser> parser_;
   std::shared_ptr<HttpListener> listener_;
-  std::string in_;              // read, not yet parsed
-  std::string out_;             // made, not yet sent from sent_ on
-  std::string chunk_;           // of a streamed answer, not yet framed
-  std::string answer_headers_;  // by add_header, as they will be sent
+  std::shared_ptr<HttpListener> sending_;  // of an answer that has ended, until its last byte is sent
+  std::string in_;                         // read, not yet parsed
+  std::string out_;                        // made, not yet sent from sent_ on
+  std::string chunk_;                      // of a streamed answer, not yet framed
+  std::string answer_headers_;             // by add_header, as they will be sent
   size_t sent_ = 0;
   size_t counted_body_ = 0;
+  TimeNs began_ = 0;           // when the first byte of the request was read
   TimeNs deadline_ = 0;        // of the state; 0: none
   TimeNs write_deadline_ = 0;  // while bytes are unsent
   State state_ = State::idle;

@@ -43,6 +43,11 @@ ApiError failure(FinishReason reason) {
   }
 }
 
+// Of a choice that came to its own end; null: it did not.
+const char* finish_name(FinishReason reason) {
+  return reason == FinishReason::stop ? "stop" : reason == FinishReason::length ? "length" : nullptr;
+}
+
 bool is_failure(FinishReason reason) {
   return reason == FinishReason::deadline || reason == FinishReason::cancelled ||
          reason == FinishReason::failed;
@@ -74,12 +79,25 @@ void Generation::start(std::shared_ptr<HttpExchange> exchange, ServedModel& mode
   self->submitted_ = now_ns();
   if (Status status = self->submit_all(); !status.ok()) {
     self->over_ = true;
+    self->account_.drop();
     self->cancel_all();
     if (status.error().code == ErrorCode::kResourceExhausted) meters().rejected.add();
     self->respond_error(api_error(status.error()));
     return;
   }
   meters().started.add();
+  self->account_.begin();
+}
+
+RequestAccount Generation::account_head() const {
+  RequestAccount head;
+  head.request_id = plan_.request_id;
+  head.answer_id = plan_.id;
+  head.model = plan_.model;
+  head.lane = plan_.lane;
+  head.tenant = plan_.tenant;
+  for (const Prompt& prompt : plan_.prompts) head.prompt_tokens += int(prompt.ids.size());
+  return head;
 }
 
 Request Generation::request_of(int prompt, int k) const {
@@ -111,6 +129,7 @@ Status Generation::submit_all() {
                  fmt::format("{} answers at once are more than this server takes, {}.", n * prompts, most),
                  n > 1 ? "n" : "prompt"};
   }
+  account_.open(plan_.log, account_head(), plan_.arrival);
   for (int p = 0; p < int(plan_.prompts.size()); ++p) {
     for (int k = 0; k < n; ++k) {
       auto stream = model_.engine().submit(request_of(p, k), [exchange] { exchange->wake(); });
@@ -118,6 +137,7 @@ Status Generation::submit_all() {
       Running running;
       running.stream = std::move(stream).value();
       running.prompt = p;
+      account_.add_choice({running.stream, &running.stream->progress()});
       const int offset = plan_.echo ? code_points(plan_.prompts[size_t(p)].text) : 0;
       running.choice =
           std::make_unique<Choice>(p * n + k, model_.tokenizer(), plan_.options, plan_.keep_tokens, offset);
@@ -129,6 +149,7 @@ Status Generation::submit_all() {
 
 // Takes what the engine has for all choices, then sends it in one go; again while the client takes it all.
 void Generation::pump() {
+  account_.unblock();
   bool paused = true;
   while (paused && !over_ && exchange_->unsent() <= limits::kStreamHighWater) {
     paused = false;
@@ -148,6 +169,7 @@ void Generation::pump() {
     }
     if (all_ended && !over_) finish_answer();
   }
+  if (!over_ && exchange_->unsent() > limits::kStreamHighWater) account_.block();
 }
 
 bool Generation::pump_choice(Running& running) {
@@ -156,8 +178,10 @@ bool Generation::pump_choice(Running& running) {
   bool any = false;
   while (!choice.ended() && running.stream->pop(event)) {
     any = true;
+    account_.token(size_t(choice.index()), event);
     if (event.finish != FinishReason::none) running.drained = true;
     if (!choice.push(event)) continue;
+    account_.choice_ended(size_t(choice.index()), finish_name(choice.finish()));
     if (is_failure(choice.finish())) {
       fail(failure(choice.finish()), choice.finish() == FinishReason::deadline ? "deadline" : "engine");
       return false;
@@ -195,6 +219,7 @@ void Generation::finish_answer() {
     std::string tail;
     format_->close_stream(tail, usage(), plan_.options.include_usage);
     exchange_->write(tail);
+    account_.answered("completed");
     exchange_->end(true);
     return;
   }
@@ -205,6 +230,7 @@ void Generation::finish_answer() {
     format_->whole_choice(response.body, view, running.choice->take());
   }
   format_->end_whole(response.body, usage(), running_.size() == 1 ? timings(running_.front()) : Timings());
+  account_.answered("completed");
   exchange_->respond(std::move(response));
 }
 
@@ -218,6 +244,7 @@ void Generation::fail(const ApiError& error, const char* reason) {
   else
     meters().failed.add();
   log_end(reason);
+  account_.answered(reason);
   if (!stream_open_ && frames_.empty()) return respond_error(error);
   // Other choices' text of this round is still theirs.
   open_stream();
@@ -234,6 +261,8 @@ void Generation::respond_error(const ApiError& error) {
 }
 
 void Generation::on_gone(const char* why) {
+  account_.answered(why);
+  account_.close(now_ns());
   if (over_) return;
   over_ = true;
   cancel_all();
@@ -256,8 +285,8 @@ Usage Generation::usage() const {
   for (const Prompt& prompt : plan_.prompts) usage.prompt_tokens += int(prompt.ids.size());
   for (size_t i = 0; i < running_.size(); ++i) {
     usage.completion_tokens += running_[i].choice->completion_tokens();
-    if (i % size_t(plan_.options.n) == 0 && running_[i].drained)
-      usage.cached_tokens += running_[i].stream->times().cached_tokens;
+    if (i % size_t(plan_.options.n) == 0)
+      usage.cached_tokens += running_[i].stream->progress().cached_tokens.load(std::memory_order_relaxed);
   }
   return usage;
 }

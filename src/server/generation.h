@@ -16,6 +16,7 @@
 
 #include "engine/engine.h"
 #include "engine/served_model.h"
+#include "server/answer_account.h"
 #include "server/choice.h"
 #include "server/http.h"
 #include "server/http_error.h"
@@ -45,6 +46,8 @@ struct GenerationPlan {
   TimeNs deadline = 0;
   Lane lane = Lane::standard;
   uint32_t tenant = 0;  // place of the client's key among those configured, from 1; 0: none was needed
+  ArrivalTimes arrival;
+  std::shared_ptr<RequestLog> log;  // where its account goes; null: nowhere
 };
 
 struct Usage {
@@ -97,6 +100,7 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
 
   void on_wake() override { pump(); }
   void on_writable() override { pump(); }
+  void on_sent() override { account_.close(now_ns()); }
   void on_gone(const char* why) override;
   void on_shutdown() override;
 
@@ -116,6 +120,7 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
   Request request_of(int prompt, int k) const;
   void pump();
   bool pump_choice(Running& running);
+  RequestAccount account_head() const;
   void open_stream();
   void finish_answer();
   void fail(const ApiError& error, const char* reason);
@@ -134,6 +139,7 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
   bool stream_open_ = false;
   bool over_ = false;
   TimeNs submitted_ = 0;
+  AnswerAccount account_;
 };
 
 // Registered at start, so that the first scrape shows them.

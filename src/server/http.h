@@ -23,7 +23,8 @@ struct HttpRequest {
   std::string body;
   int version = 11;  // 10 or 11
   bool keep_alive = true;
-  TimeNs received = 0;  // when the last byte of its head was read
+  TimeNs began = 0;     // when its first byte was read
+  TimeNs received = 0;  // when the last byte of its body was read
 
   // First header of that name, case-insensitive; empty: none.
   std::string_view header(std::string_view name) const;
@@ -43,8 +44,9 @@ class HttpListener {
   virtual ~HttpListener() = default;
   virtual void on_wake() = 0;      // some thread called HttpExchange::wake
   virtual void on_writable() = 0;  // unsent() fell below limits::kStreamHighWater again
+  virtual void on_sent() {}        // the answer has ended and its last byte was handed to the socket
   // Nothing can be sent any more: the client left ("client_disconnect"), or took nothing for too long
-  // ("write_timeout").
+  // ("write_timeout"). Also in place of on_sent.
   virtual void on_gone(const char* why) = 0;
   virtual void on_shutdown() = 0;  // the server's drain deadline has passed: answer with an error now
 };
@@ -60,7 +62,7 @@ class HttpExchange {
   virtual void post(std::function<void()> work) = 0;
 
   virtual bool gone() const = 0;
-  // Kept until the answer has ended or the client is gone. Null while nothing waits.
+  // Kept until the answer has been sent or the client is gone. Null while nothing waits.
   virtual void listen(std::shared_ptr<HttpListener> listener) = 0;
 
   // A header of this exchange's answer, whichever it will be. Names and values are the caller's to clean.

@@ -37,6 +37,10 @@ std::span<const Router::Route> Router::routes() {
        count_message_tokens, nullptr},
       {"GET", "/v1/models", "The model that is served.", false, &Router::get_models, nullptr, nullptr},
       {"GET", "/v1/models/", "One model by its id.", false, &Router::get_model, nullptr, nullptr},
+      {"GET", "/v1/requests", "The last requests and where their time went: ?recent=N or ?slowest=N.", false,
+       &Router::get_requests, nullptr, nullptr},
+      {"GET", "/v1/requests/", "One of them: /v1/requests/ID/timeline; all together: /v1/requests/attribution.",
+       false, &Router::get_requests, nullptr, nullptr},
       {"POST", "/tokenize", "Text to token ids: {content, add_special, parse_special, with_pieces}.", false,
        nullptr, tokenize, nullptr},
       {"POST", "/detokenize", "Token ids to text: {tokens}.", false, nullptr, detokenize, nullptr},
@@ -167,6 +171,8 @@ void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExcha
   ApiCall call{*model_.load(std::memory_order_acquire), config_, model_name(), caller.id};
   call.created = std::time(nullptr);
   call.tenant = caller.tenant;
+  call.arrival = {.first_byte = request.began, .last_byte = request.received};
+  call.log = log_;
   if (ApiFailure failure = read_headers(request, call))
     return respond(exchange, error_response(*failure), caller);
   run_model_route(*found, request, exchange, std::move(call), caller);
@@ -207,7 +213,7 @@ ApiFailure Router::read_headers(const HttpRequest& request, ApiCall& call) const
     }
     limit_ms = limit_ms > 0 ? std::min(limit_ms, asked_ms) : asked_ms;
   }
-  if (limit_ms > 0) call.deadline = request.received + TimeNs(limit_ms) * 1'000'000;
+  if (limit_ms > 0) call.deadline = request.began + TimeNs(limit_ms) * 1'000'000;
   if (const std::string_view priority = request.header("x-priority"); !priority.empty()) {
     const auto lane = lane_named(priority);
     if (!lane) return wrong("x-priority", fmt::format("x-priority must be one of {}.", kLaneNames));
@@ -257,6 +263,7 @@ void Router::run_model_route(const Route& route, HttpRequest& request,
 // Any thread.
 void Router::run_job(const std::shared_ptr<TextJob>& job) {
   try {
+    job->call.arrival.prepared_from = now_ns();
     if (job->route.prepare != nullptr)
       job->failure = job->route.prepare(job->request.body, job->call, job->prepared);
     else
@@ -380,6 +387,8 @@ HttpResponse Router::get_models(const HttpRequest&) {
   w.end_array().end_object();
   return response;
 }
+
+HttpResponse Router::get_requests(const HttpRequest& request) { return requests_page(request, *log_, keys_); }
 
 HttpResponse Router::get_model(const HttpRequest& request) {
   ServedModel* model = model_.load(std::memory_order_acquire);

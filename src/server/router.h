@@ -61,6 +61,7 @@ class Router final : public HttpHandler {
   HttpResponse get_metrics(const HttpRequest& request);
   HttpResponse get_models(const HttpRequest& request);
   HttpResponse get_model(const HttpRequest& request);
+  HttpResponse get_requests(const HttpRequest& request);
 
   std::string_view model_name() const;
 
@@ -68,6 +69,7 @@ class Router final : public HttpHandler {
   const ApiKeys keys_;
   const Cors cors_;
   TextPool pool_;
+  const std::shared_ptr<RequestLog> log_ = std::make_shared<RequestLog>();  // answers under way hold it too
   std::atomic<ServedModel*> model_{nullptr};
   std::atomic<bool> draining_{false};
   const int64_t started_;  // Unix seconds

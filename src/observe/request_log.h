@@ -1,0 +1,96 @@
+// The account of each request: its spans and tokens, kept for the last requests so that anybody can ask where
+// the time went. Written by network threads as answers end; nothing here is called by the engine thread.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/meter.h"
+#include "engine/engine.h"
+
+namespace sluice {
+
+struct TokenAccount {
+  int32_t id = -1;
+  int32_t step = 0;      // of the engine
+  float latency_ms = 0;  // since the choice's previous token; the first: since the request began
+  float kv_hit = 0;      // TokenEvent::kv_hit
+};
+
+// One choice: one sequence of the engine.
+struct ChoiceAccount {
+  SpanTimes spans;  // add up to RequestAccount::total()
+  int generated = 0;
+  int cached_tokens = 0;
+  int preemptions = 0;
+  int steps = 0;
+  const char* finish_reason = "";  // stop, length, or why the request ended: RequestAccount::ended
+};
+
+// One HTTP request that the engine took.
+struct RequestAccount {
+  std::string request_id;  // x-request-id
+  std::string answer_id;   // chatcmpl-…, cmpl-…
+  std::string model;
+  Lane lane = Lane::standard;
+  uint32_t tenant = 0;
+  double started_at = 0;  // Unix seconds
+  TimeNs began = 0;       // its first byte was read
+  TimeNs finished = 0;    // its answer's last byte was handed to the socket
+  int prompt_tokens = 0;
+  const char* ended = "";  // completed, deadline, client_disconnect, write_timeout, shutdown, engine
+  std::vector<ChoiceAccount> choices;
+  size_t last = 0;  // the choice that ended last: what the answer waited for
+
+  TimeNs total() const { return finished - began; }
+  const SpanTimes& spans() const { return choices[last].spans; }
+};
+
+using TokenLists = std::vector<std::vector<TokenAccount>>;  // by choice
+
+// A request that the engine works on. Immutable but for what its streams tell.
+struct RunningRequest {
+  RequestAccount head;  // what is known at submission; choices hold the spans before it
+  std::vector<std::shared_ptr<const RequestProgress>> choices;  // by choice
+};
+
+class RequestLog {
+ public:
+  static constexpr size_t kRequests = 1000;
+  static constexpr size_t kTokensOfRequest = 4096;    // the first of all its choices together
+  static constexpr size_t kTokens = size_t{1} << 20;  // of all requests (16 MiB); the oldest give way
+
+  RequestLog();
+
+  void begin(std::shared_ptr<const RunningRequest> request);
+  // `running` is what begin() was given. Adds the spans to the meters.
+  void finish(const RunningRequest* running, RequestAccount account, TokenLists tokens);
+
+  // A finished request. `tokens` null: they gave way to those of newer requests.
+  struct Kept {
+    std::shared_ptr<const RequestAccount> account;
+    std::shared_ptr<const TokenLists> tokens;
+  };
+  // Of either id, the newest of that name. `tenant`: only what that one asked for; 0: all.
+  std::optional<Kept> find(std::string_view id, uint32_t tenant = 0) const;
+  std::shared_ptr<const RunningRequest> find_running(std::string_view id, uint32_t tenant = 0) const;
+  // Newest first.
+  std::vector<Kept> recent(size_t count, uint32_t tenant = 0) const;
+
+ private:
+  std::array<Counter*, kSpans> span_time_{};
+  mutable std::mutex mutex_;
+  // Guarded by mutex_, which is held for moving pointers only.
+  std::deque<Kept> kept_;           // oldest first
+  std::deque<size_t> tokens_held_;  // of each
+  size_t tokens_ = 0;
+  std::vector<std::shared_ptr<const RunningRequest>> running_;
+};
+
+}  // namespace sluice

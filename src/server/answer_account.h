@@ -1,0 +1,75 @@
+// Keeps the account of one answer while it is made, and hands it to the log when its last byte is sent. The
+// engine's part of the spans comes from each choice's SpanClock; what lies before and after it is counted here.
+// On the connection's thread.
+//
+//   first byte … submission      read, parse, tokenize
+//   submission … its end         the engine's spans; text that is formatted and sent meanwhile costs no time
+//   … the last choice's end      other_choices
+//   … the last byte is made      format, less the time in which the client did not take what was there (write)
+//   … the last byte is sent      write
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "observe/request_log.h"
+
+namespace sluice {
+
+struct ArrivalTimes {
+  TimeNs first_byte = 0;
+  TimeNs last_byte = 0;
+  TimeNs prepared_from = 0;  // when its turn in the text pool had come, where it had to wait for one
+  TimeNs parsed = 0;         // when JSON had become values; 0: not told, and part of `tokenize`
+};
+
+class AnswerAccount {
+ public:
+  AnswerAccount() = default;
+  ~AnswerAccount();  // what was begun and never closed ends as "shutdown"
+  AnswerAccount(const AnswerAccount&) = delete;
+  AnswerAccount& operator=(const AnswerAccount&) = delete;
+
+  void open(std::shared_ptr<RequestLog> log, RequestAccount head, const ArrivalTimes& arrival);
+  void add_choice(std::shared_ptr<const RequestProgress> progress);
+  void begin();  // all choices are submitted
+  void drop();   // they were not: there will be no account
+
+  void token(size_t choice, const TokenEvent& event);
+  // By its own account: a stop string ends it before the engine hears of it. `finish_reason` null: the
+  // request's.
+  void choice_ended(size_t choice, const char* finish_reason, TimeNs now = now_ns());
+  // The client does not take what there is for it; it does again.
+  void block(TimeNs now = now_ns());
+  void unblock(TimeNs now = now_ns());
+  // The answer's last byte is made, or there will be none. The first word counts for the time, the last for
+  // how.
+  void answered(const char* how, TimeNs now = now_ns());
+  // The last byte is sent, or the client is gone.
+  void close(TimeNs now);
+
+ private:
+  struct Choice {
+    std::shared_ptr<const RequestProgress> progress;
+    SpanClock::Reading reading;  // once ended
+    bool ended = false;
+    const char* finish_reason = nullptr;
+    int generated = 0;
+    TimeNs last_token = 0;
+  };
+  SpanTimes before(const SpanClock::Reading& reading) const;
+  SpanClock::Reading reading_of(const Choice& choice, TimeNs now) const;
+
+  std::shared_ptr<RequestLog> log_;
+  std::shared_ptr<const RunningRequest> running_;
+  RequestAccount head_;
+  ArrivalTimes arrival_;
+  std::vector<Choice> choices_;
+  TokenLists tokens_;
+  size_t tokens_kept_ = 0;
+  TimeNs answered_at_ = 0;    // 0: not yet
+  TimeNs blocked_since_ = 0;  // 0: it is not
+  TimeNs blocked_ns_ = 0;     // after the engine's last word
+};
+
+}  // namespace sluice

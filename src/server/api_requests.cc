@@ -1,0 +1,217 @@
+// GET /v1/requests, /v1/requests/{id}/timeline, /v1/requests/attribution: where the time of requests went. With
+// API keys, each sees what was asked for with it and nothing else: token ids are text.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "observe/attribution.h"
+#include "server/api.h"
+#include "server/json_writer.h"
+
+namespace sluice {
+
+namespace {
+
+constexpr std::string_view kPrefix = "/v1/requests", kTimeline = "/timeline";
+constexpr int kLongestWindowS = 86400;
+
+// A number of the query, `otherwise` where it has none of that name; unset: it is none from 1 to `most`.
+std::optional<int> query_number(std::string_view query, std::string_view name, int otherwise, int most) {
+  while (!query.empty()) {
+    const size_t end = std::min(query.find('&'), query.size());
+    std::string_view pair = query.substr(0, end);
+    query.remove_prefix(std::min(end + 1, query.size()));
+    if (!pair.starts_with(name) || pair.size() <= name.size() || pair[name.size()] != '=') continue;
+    pair.remove_prefix(name.size() + 1);
+    int value = 0;
+    const auto parsed = std::from_chars(pair.data(), pair.data() + pair.size(), value);
+    const bool whole = parsed.ec == std::errc() && parsed.ptr == pair.data() + pair.size();
+    return whole && value >= 1 && value <= most ? std::optional(value) : std::nullopt;
+  }
+  return otherwise;
+}
+
+HttpResponse bad_number(std::string_view name, int most) {
+  return error_response(400, fmt::format("{} must be an integer from 1 to {}.", name, most), name);
+}
+
+// What one caller sees.
+struct View {
+  const RequestLog& log;
+  const ApiKeys& keys;
+  uint32_t tenant;  // 0: no keys, all of it
+};
+
+void append_spans(JsonWriter& w, const SpanTimes& spans) {
+  w.key("spans").begin_array();
+  for (int i = 0; i < kSpans; ++i) {
+    w.begin_object().key("name").string(span_name(Span(i))).key("ms").number(ms(spans[Span(i)])).end_object();
+  }
+  w.end_array();
+}
+
+// The members that a list has too.
+void append_head(JsonWriter& w, const RequestAccount& a, const char* state, const View& view) {
+  w.key("id").string(a.answer_id).key("request_id").string(a.request_id).key("state").string(state);
+  w.key("model").string(a.model).key("lane").string(lane_name(a.lane)).key("tenant").integer(a.tenant);
+  if (a.tenant) w.key("key").string(view.keys.name(int(a.tenant)));
+  w.key("started_at").number(a.started_at).key("prompt_tokens").integer(a.prompt_tokens);
+}
+
+void append_choice(JsonWriter& w, const ChoiceAccount& c) {
+  w.key("finish_reason").string(c.finish_reason).key("generated").integer(c.generated);
+  w.key("cached_tokens").integer(c.cached_tokens).key("preemptions").integer(c.preemptions);
+  w.key("steps").integer(c.steps);
+  append_spans(w, c.spans);
+}
+
+// `tokens` null: they were dropped.
+void append_tokens(JsonWriter& w, const std::vector<TokenAccount>* tokens, int generated) {
+  w.key("tokens").begin_array();
+  if (tokens) {
+    for (const TokenAccount& t : *tokens) {
+      w.begin_object().key("id").integer(t.id).key("step").integer(t.step);
+      w.key("latency_ms").number(t.latency_ms).key("kv_hit").number(t.kv_hit).end_object();
+    }
+  }
+  w.end_array();
+  w.key("tokens_cut").integer(generated - (tokens ? int64_t(tokens->size()) : 0));
+}
+
+void append_finished(JsonWriter& w, const RequestAccount& a, const View& view) {
+  append_head(w, a, "finished", view);
+  w.key("ended").string(a.ended).key("total_ms").number(ms(a.total()));
+  append_choice(w, a.choices[a.last]);
+}
+
+HttpResponse finished_timeline(const RequestLog::Kept& kept, const View& view) {
+  const RequestAccount& a = *kept.account;
+  const auto tokens_of = [&](size_t k) {
+    return kept.tokens && k < kept.tokens->size() ? &(*kept.tokens)[k] : nullptr;
+  };
+  HttpResponse response;
+  JsonWriter w(response.body);
+  w.begin_object();
+  append_finished(w, a, view);
+  append_tokens(w, tokens_of(a.last), a.choices[a.last].generated);
+  if (a.choices.size() > 1) {
+    w.key("choices").begin_array();
+    for (size_t k = 0; k < a.choices.size(); ++k) {
+      w.begin_object().key("index").integer(int64_t(k));
+      append_choice(w, a.choices[k]);
+      append_tokens(w, tokens_of(k), a.choices[k].generated);
+      w.end_object();
+    }
+    w.end_array();
+  }
+  w.end_object();
+  return response;
+}
+
+// So far: of the choice that has got least far.
+HttpResponse running_timeline(const RunningRequest& running, const View& view) {
+  const RequestAccount& a = running.head;
+  const TimeNs now = now_ns();
+  size_t k = 0;
+  while (k + 1 < running.choices.size() && running.choices[k]->spans.read(now).ended) ++k;
+  const SpanClock::Reading engine = running.choices[k]->spans.read(now);
+  SpanTimes spans = a.choices[k].spans;
+  for (size_t i = 0; i < size_t(kSpans); ++i) spans.ns[i] += engine.spans.ns[i];
+  if (engine.ended) spans[Span::format] += std::max<TimeNs>(0, now - engine.until());
+  HttpResponse response;
+  JsonWriter w(response.body);
+  w.begin_object();
+  append_head(w, a, "running", view);
+  w.key("total_ms").number(ms(spans.total()));
+  w.key("steps").integer(running.choices[k]->steps.load(std::memory_order_relaxed));
+  w.key("preemptions").integer(running.choices[k]->preemptions.load(std::memory_order_relaxed));
+  w.key("cached_tokens").integer(running.choices[k]->cached_tokens.load(std::memory_order_relaxed));
+  append_spans(w, spans);
+  w.key("tokens").begin_array().end_array();
+  w.end_object();
+  return response;
+}
+
+HttpResponse timeline(std::string_view id, const View& view) {
+  // Running ones first: an id that clients choose may repeat, and the newest is meant.
+  if (const auto running = view.log.find_running(id, view.tenant)) return running_timeline(*running, view);
+  if (const auto kept = view.log.find(id, view.tenant)) return finished_timeline(*kept, view);
+  return error_response(
+      404,
+      fmt::format(
+          "No request of that id. The last {} that generated anything are kept, by X-Request-Id and by the "
+          "id of the answer's body.",
+          RequestLog::kRequests),
+      "id", "request_not_found");
+}
+
+HttpResponse list(const HttpRequest& request, const View& view) {
+  constexpr int kMost = int(RequestLog::kRequests), kUsual = 50;
+  const auto slowest = query_number(request.query, "slowest", 0, kMost);
+  const auto recent = query_number(request.query, "recent", kUsual, kMost);
+  if (!slowest) return bad_number("slowest", kMost);
+  if (!recent) return bad_number("recent", kMost);
+  auto kept = view.log.recent(*slowest ? RequestLog::kRequests : size_t(*recent), view.tenant);
+  if (*slowest) {
+    std::stable_sort(kept.begin(), kept.end(),
+                     [](const auto& a, const auto& b) { return a.account->total() > b.account->total(); });
+    kept.resize(std::min(kept.size(), size_t(*slowest)));
+  }
+  HttpResponse response;
+  JsonWriter w(response.body);
+  w.begin_object().key("object").string("list").key("data").begin_array();
+  for (const RequestLog::Kept& k : kept) {
+    w.begin_object();
+    append_finished(w, *k.account, view);
+    w.end_object();
+  }
+  w.end_array().end_object();
+  return response;
+}
+
+void append_attribution(JsonWriter& w, const Attribution& a) {
+  w.key("requests").integer(a.requests).key("mean_ms").number(a.mean_ms());
+  w.key("spans").begin_array();
+  for (int i = 0; i < kSpans; ++i) {
+    const Span span = Span(i);
+    w.begin_object().key("name").string(span_name(span)).key("mean_ms").number(a.mean_ms(span));
+    w.key("share").number(a.share(span)).end_object();
+  }
+  w.end_array();
+}
+
+HttpResponse attribution(const HttpRequest& request, const View& view) {
+  const auto window_s = query_number(request.query, "window_s", 60, kLongestWindowS);
+  if (!window_s) return bad_number("window_s", kLongestWindowS);
+  const TimeNs from = now_ns() - TimeNs(*window_s) * 1'000'000'000;
+  const auto kept = view.log.recent(RequestLog::kRequests, view.tenant);
+  const WindowAttribution result = attribution_of(kept, from);
+  HttpResponse response;
+  JsonWriter w(response.body);
+  w.begin_object().key("window_s").integer(*window_s);
+  // Where the log is full and all of it lies in the window, there may have been more.
+  w.key("complete").boolean(result.all.requests < int(RequestLog::kRequests));
+  append_attribution(w, result.all);
+  w.key("slowest").begin_object();
+  append_attribution(w, result.slowest);
+  w.end_object().end_object();
+  return response;
+}
+
+}  // namespace
+
+HttpResponse requests_page(const HttpRequest& request, const RequestLog& requests, const ApiKeys& keys) {
+  const View view{requests, keys, uint32_t(keys.find(request))};
+  std::string_view rest = request.path;
+  rest.remove_prefix(std::min(kPrefix.size(), rest.size()));
+  if (rest.empty()) return list(request, view);
+  rest.remove_prefix(1);
+  if (rest == "attribution") return attribution(request, view);
+  if (rest.size() > kTimeline.size() && rest.ends_with(kTimeline))
+    return timeline(rest.substr(0, rest.size() - kTimeline.size()), view);
+  return error_response(404, "There is /v1/requests/{id}/timeline, and /v1/requests/attribution.", {},
+                        "unknown_url");
+}
+
+}  // namespace sluice
