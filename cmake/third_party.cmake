@@ -6,6 +6,10 @@ if(NOT EXISTS ${TP}/llama_cpp_python/common/jinja OR NOT EXISTS ${TP}/pysimdjson
   message(FATAL_ERROR "third_party/ is empty: run ./dev deps (it fetches two PyPI source archives)")
 endif()
 
+if(NOT EXISTS ${TP}/uplot/uPlot.iife.js OR NOT EXISTS ${TP}/uplot/uPlot.min.css)
+  message(FATAL_ERROR "third_party/uplot, the charts of the page, is missing: run ./dev deps page (it fetches one PyPI wheel of 50 KB)")
+endif()
+
 function(sluice_static_library target file)
   find_library(LIB_${target} NAMES lib${file}.a REQUIRED)
   add_library(${target} INTERFACE)

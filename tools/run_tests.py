@@ -4,6 +4,7 @@
       checks     layers, format, headers, the generated docs
       unit       every room's test program and the replay of every fuzz corpus (release build)
       blackbox   tests/*.py against the built binary
+      browser    tests/browser: the page in a headless Chromium; skipped where /usr/bin/chromium is missing
       accept     the reference cases in ../shared, over HTTP
       cuda       builds the CUDA backend and its tests, which run on a card only; skipped where nvcc is missing
       asan       the rooms that read foreign bytes, and all corpora, under AddressSanitizer and UBSan
@@ -89,14 +90,24 @@ def stage_unit():
     return ctest("release")
 
 
-def stage_blackbox():
+def pytest(*arguments):
+    """(passed, failed) of a run over the release build."""
     if not build("release", ["sluice"]):
         return 0, 1
-    status, output = run_counting([sys.executable, "-m", "pytest", "-q",
-                                   "-p", "no:cacheprovider", "--durations=5", "tests"])
+    status, output = run_counting([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5", *arguments])
     counts = dict((word, int(n)) for n, word in re.findall(r"(\d+) (passed|failed|errors?)\b", output.splitlines()[-1] if output else ""))
     failed = counts.get("failed", 0) + counts.get("error", 0) + counts.get("errors", 0)
     return counts.get("passed", 0), max(failed, 1) if status else failed
+
+
+def stage_blackbox():
+    return pytest("tests", "--ignore=tests/browser")
+
+
+def stage_browser():
+    if not pathlib.Path("/usr/bin/chromium").exists():
+        return SKIPPED, "/usr/bin/chromium is not here"
+    return pytest("tests/browser")
 
 
 def stage_accept():
@@ -143,7 +154,7 @@ def stage_asan():
     return ctest("asan", f"^({names})$")
 
 
-STAGES = {"checks": stage_checks, "unit": stage_unit, "blackbox": stage_blackbox, "accept": stage_accept, "cuda": stage_cuda,
+STAGES = {"checks": stage_checks, "unit": stage_unit, "blackbox": stage_blackbox, "browser": stage_browser, "accept": stage_accept, "cuda": stage_cuda,
           "asan": stage_asan}
 
 

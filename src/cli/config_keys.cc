@@ -115,6 +115,8 @@ const Key kKeys[] = {
      "A client that takes nothing for so long is dropped."},
     {"server.request_timeout_ms", "server", "ms", SLOT(server.request_timeout_ms), 0, kMaxInt, "",
      "Deadline of every generation; a shorter x-request-timeout-ms of the client wins; 0: none."},
+    {"server.page", "server", "", SLOT(server.page), 0, 0, "",
+     "Serve the page at /, with a chat and the live numbers; false: / lists the routes."},
     {"server.max_n", "server", "answers", SLOT(server.max_n), 1, 4096, "", "Largest n of a request."},
     {"server.max_prompts", "server", "prompts", SLOT(server.max_prompts), 1, 65536, "",
      "Prompts in one completions request."},

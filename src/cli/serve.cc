@@ -11,12 +11,14 @@
 #include "base/log.h"
 #include "cli/commands.h"
 #include "cli/load_progress.h"
+#include "cli/machine.h"
 #include "cli/memory_plan.h"
 #include "cli/recorded_steps.h"
 #include "cli/signals.h"
 #include "cli/step_recorder.h"
 #include "engine/make_engine.h"
 #include "engine/served_model.h"
+#include "observe/live.h"
 #include "server/server.h"
 
 namespace sluice::cli {
@@ -61,6 +63,9 @@ RecordedServer recorded_server(const Config& config, const ServedModel& model, c
   for (const LayerGroups::Group& group : layer_groups(info.spec).groups) server.windows.push_back(group.window);
   return server;
 }
+
+// Arithmetic as the CPU's kernels do most of it: in 8-bit integers.
+LivePeaks peaks_of(const MachineLimits& limits) { return {limits.read_bytes_s, limits.int8_ops_s}; }
 
 int dry_run(const Config& config) {
   Result<std::string> plan = describe_start(config);
@@ -112,6 +117,10 @@ int serve(const Config& config, const ServeOptions& options) {
     if (!recording) return failure(recording.error());
     recorder = std::move(*recording);
   }
+  const DeviceInfo& device = model.engine().info().device;
+  std::function<LivePeaks()> measure;
+  if (device.threads > 0) measure = [threads = device.threads] { return peaks_of(measure_machine(threads)); };
+  server.set_live_limits(settled(config.model.engine, device).max_sequences, std::move(measure));
   server.serve_model(model);
   log_decided(model.engine().info(), config, seconds(now_ns() - begin));
   print_ready(config, model, server.port());

@@ -253,7 +253,7 @@ void Connection::add_header(std::string_view name, std::string_view value) {
 void Connection::respond(HttpResponse response) {
   if (state_ != State::answering || begun_) return;
   if (loop_->shared.draining.load(std::memory_order_relaxed)) keep_alive_ = false;
-  append_head(response, false, response.status != 204);
+  append_head(response, false, response.status != 204 && response.status != 304);
   if (!head_only_) out_ += response.body;
   loop_->shared.handler->answered(response.status);
   answer_done(keep_alive_);

@@ -257,7 +257,7 @@ TEST_F(HttpTest, RoutesAndMethods) {
   EXPECT_EQ(client.read_response().status, 405);
   EXPECT_EQ(client.get("http://test/health?x=1#y").status, 200);
   EXPECT_EQ(client.get("/%68ealth").status, 200);
-  EXPECT_THAT(client.get("/").body, HasSubstr("/v1/chat/completions"));
+  EXPECT_THAT(client.get("/routes").body, HasSubstr("/v1/chat/completions"));
 }
 
 TEST_F(HttpTest, RequestIdsAreEchoedCleanOrReplaced) {

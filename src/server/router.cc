@@ -11,6 +11,7 @@
 #include "server/answer_json.h"
 #include "server/json_writer.h"
 #include "server/limits.h"
+#include "server/page.h"
 
 namespace sluice {
 
@@ -24,6 +25,7 @@ struct Router::Route {
   PageCall page = nullptr;
   TextCall text = nullptr;
   PrepareCall prepare = nullptr;
+  bool live = false;  // the event stream of LiveFeed
 };
 
 std::span<const Router::Route> Router::routes() {
@@ -51,7 +53,11 @@ std::span<const Router::Route> Router::routes() {
       {"GET", "/ready", "200 while a completion would be answered; else 503 and why.", true, &Router::get_ready,
        nullptr, nullptr},
       {"GET", "/metrics", "Prometheus metrics.", true, &Router::get_metrics, nullptr, nullptr},
-      {"GET", "/", "This page.", true, &Router::get_root, nullptr, nullptr},
+      {"GET", "/v1/live", "The server's numbers as server-sent events, one a second.", false, nullptr, nullptr,
+       nullptr, true},
+      {"GET", "/", "The page: chat, and the live numbers.", true, &Router::get_root, nullptr, nullptr},
+      {"GET", "/page/", "Its files.", true, &Router::get_page_file, nullptr, nullptr},
+      {"GET", "/routes", "This list.", true, &Router::get_routes, nullptr, nullptr},
   };
   return kRoutes;
 }
@@ -168,6 +174,7 @@ void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExcha
   if (found->page != nullptr) return respond(exchange, (this->*found->page)(request), caller);
   if (model_.load(std::memory_order_acquire) == nullptr || draining_.load(std::memory_order_relaxed))
     return respond(exchange, not_ready(), caller);
+  if (found->live) return live_.listen(exchange, head);
   ApiCall call{*model_.load(std::memory_order_acquire), config_, model_name(), caller.id};
   call.created = std::time(nullptr);
   call.tenant = caller.tenant;
@@ -189,7 +196,8 @@ void Router::answer_unrouted(const HttpRequest& request, const std::string& allo
     if (cors_.is_preflight(request)) response.headers = cors_.preflight(request, methods);
   } else if (allow.empty()) {
     return respond(exchange,
-                   error_response(404, "There is no such route. GET / lists them.", {}, "unknown_url"), caller);
+                   error_response(404, "There is no such route. GET /routes lists them.", {}, "unknown_url"),
+                   caller);
   } else {
     response = error_response(405, "This route does not take that method.", {}, "method_not_allowed");
   }
@@ -296,7 +304,15 @@ void Router::set_loading(const std::string& phase, double fraction) {
   loading_fraction_ = std::clamp(fraction, 0.0, 1.0);
 }
 
-void Router::serve_model(ServedModel& model) { model_.store(&model, std::memory_order_release); }
+void Router::serve_model(ServedModel& model) {
+  model_.store(&model, std::memory_order_release);
+  live_.start(model, std::string(model_name()));
+}
+
+void Router::set_draining() {
+  draining_.store(true);
+  live_.stop();
+}
 
 std::string_view Router::model_name() const {
   if (!config_.model_name.empty()) return config_.model_name;
@@ -304,7 +320,16 @@ std::string_view Router::model_name() const {
   return model != nullptr ? std::string_view(model->name()) : std::string_view();
 }
 
-HttpResponse Router::get_root(const HttpRequest&) {
+HttpResponse Router::get_root(const HttpRequest& request) {
+  return config_.page ? page_response("index.html", request) : get_routes(request);
+}
+
+HttpResponse Router::get_page_file(const HttpRequest& request) {
+  if (!config_.page) return error_response(404, "The page is turned off (server.page).", {}, "unknown_url");
+  return page_response(std::string_view(request.path).substr(std::string_view("/page/").size()), request);
+}
+
+HttpResponse Router::get_routes(const HttpRequest&) {
   HttpResponse response;
   response.content_type = "text/html; charset=utf-8";
   response.body = "<!doctype html><meta charset=\"utf-8\"><title>Sluice</title><h1>Sluice</h1><table>";
@@ -373,6 +398,7 @@ void append_model(JsonWriter& w, std::string_view name, ServedModel& model, int6
   w.key("n_ctx_train").integer(info.spec.context).key("n_embd").integer(info.spec.hidden);
   w.key("weight_bytes").integer(int64_t(info.weight_bytes)).key("kv_bytes").integer(int64_t(info.kv_bytes));
   w.key("block_tokens").integer(info.block_tokens).key("blocks").integer(info.blocks);
+  w.key("chat_template").boolean(model.chat_template() != nullptr);
   w.end_object().end_object();
 }
 

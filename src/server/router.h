@@ -11,6 +11,7 @@
 #include "server/api_keys.h"
 #include "server/cors.h"
 #include "server/http.h"
+#include "server/live_feed.h"
 #include "server/server.h"
 #include "server/text_pool.h"
 
@@ -28,7 +29,11 @@ class Router final : public HttpHandler {
   // Any thread.
   void set_loading(const std::string& phase, double fraction);
   void serve_model(ServedModel& model);
-  void set_draining() { draining_.store(true); }
+  void set_draining();
+  // Before serve_model.
+  void set_live_limits(int seats, LiveFeed::PeakMeasure measure) {
+    live_.set_limits(seats, std::move(measure));
+  }
   // Ends the pool; jobs that wait still run.
   void stop_text() { pool_.stop(); }
 
@@ -56,6 +61,8 @@ class Router final : public HttpHandler {
   void finish_job(const std::shared_ptr<TextJob>& job);
 
   HttpResponse get_root(const HttpRequest& request);
+  HttpResponse get_page_file(const HttpRequest& request);
+  HttpResponse get_routes(const HttpRequest& request);
   HttpResponse get_health(const HttpRequest& request);
   HttpResponse get_ready(const HttpRequest& request);
   HttpResponse get_metrics(const HttpRequest& request);
@@ -70,6 +77,7 @@ class Router final : public HttpHandler {
   const Cors cors_;
   TextPool pool_;
   const std::shared_ptr<RequestLog> log_ = std::make_shared<RequestLog>();  // answers under way hold it too
+  LiveFeed live_;
   std::atomic<ServedModel*> model_{nullptr};
   std::atomic<bool> draining_{false};
   const int64_t started_;  // Unix seconds

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 namespace sluice {
 
 class ServedModel;
+struct LivePeaks;
 
 struct ServerConfig {
   std::string host = "127.0.0.1";
@@ -30,6 +32,7 @@ struct ServerConfig {
   int idle_timeout_ms = 120000;  // between requests of a kept-alive connection
   int write_timeout_ms = 60000;  // a client that reads nothing for so long is dropped
   int request_timeout_ms = 0;    // deadline of every generation; 0: none but x-request-timeout-ms
+  bool page = true;              // serves the page at /; without, / lists the routes
   int max_n = 128;
   int max_prompts = 256;      // prompts of one completions request
   int max_completions = 256;  // prompts x n of one request
@@ -45,6 +48,9 @@ class Server {
   virtual void set_loading(const std::string& phase,
                            double fraction) = 0;     // what /ready and 503s say meanwhile
   virtual void serve_model(ServedModel& model) = 0;  // from now on /ready is 200
+  // For the live numbers: sequences that run at once, and how to measure what the machine can do (null: not at
+  // all); that is called at most once, while nothing runs. Before serve_model.
+  virtual void set_live_limits(int seats, std::function<LivePeaks()> measure) = 0;
   // /ready goes 503, streams finish until `deadline`, connections close, threads join.
   virtual void drain(TimeNs deadline) = 0;
 };

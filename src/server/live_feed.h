@@ -1,0 +1,79 @@
+// GET /v1/live: the server's own numbers as server-sent events, one a second.
+//
+// One thread takes a sample a second (observe/live.h) and makes its JSON once for all listeners; each
+// listener's own connection sends it. The samples of the last minutes are kept, so that a new listener begins
+// with a picture. A listener that takes less than it is sent is dropped once limits::kStreamHighWater bytes
+// wait for it.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/served_model.h"
+#include "observe/live.h"
+#include "server/http.h"
+
+namespace sluice {
+
+class LiveFeed {
+ public:
+  // Measures what the machine can do; takes up to a second and all cores. It is called once, when somebody
+  // looks for the first time and nothing is running.
+  using PeakMeasure = std::function<LivePeaks()>;
+
+  LiveFeed() = default;
+  ~LiveFeed() { stop(); }
+  // Before start. `seats`: sequences that run at once; `measure` may be null: shares of peaks are not told
+  // then.
+  void set_limits(int seats, PeakMeasure measure) { limits_.seats = seats, measure_ = std::move(measure); }
+  void start(ServedModel& model, std::string model_name);
+  // Ends all streams and joins the thread. Idempotent.
+  void stop();
+
+  // The connection's thread. `head_only`: the client asked for the head alone. Answers 429 over
+  // limits::kLiveListeners.
+  void listen(const std::shared_ptr<HttpExchange>& exchange, bool head_only);
+  int listeners() const { return listening_.load(std::memory_order_relaxed); }
+
+ private:
+  class Listener;
+  // One past second, as the charts need it.
+  struct Point {
+    int64_t unix_s = 0;
+    double in = 0, out = 0;  // tokens a second
+    int running = 0, waiting = 0;
+    double kv = 0;                                  // 0..1
+    double first_token_ms = 0, inter_token_ms = 0;  // medians
+  };
+  static constexpr size_t kPoints = 180;
+
+  void run();
+  void publish(TimeNs now);
+  void measure_if_idle(const LiveSample& sample);
+  std::string hello() const;  // needs mutex_
+  std::string event(const LiveSample& sample, int64_t unix_s) const;
+  void forget(const Listener* listener);
+
+  ServedModel* model_ = nullptr;
+  std::string model_name_;
+  PeakMeasure measure_;
+  LiveSampler sampler_;  // the feed's thread
+  LiveLimits limits_;    // written by the feed's thread under mutex_
+  std::atomic<int> listening_{0};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Point> points_;                          // guarded by mutex_
+  std::vector<std::shared_ptr<Listener>> listeners_;  // guarded by mutex_
+  bool stopping_ = false;                             // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace sluice
