@@ -28,8 +28,8 @@ inline constexpr int kSendBufferBytes = 256 << 10;   // of a socket, in the kern
 inline constexpr size_t kPipelinedBytes = 64 << 10;  // read ahead of the request that is being answered
 inline constexpr size_t kBodyBytesInFlight = size_t{1}
                                              << 30;  // of all requests that are being read or prepared
-inline constexpr int kLingerMs = 3000;  // reading on after an early error, so that the client sees it
+inline constexpr int kLingerMs = 3000;     // reading on after an early error, so that the client sees it
 inline constexpr int kLiveListeners = 32;  // of /v1/live at the same time
-inline constexpr int kTickMs = 100;     // how often deadlines of connections are looked at
+inline constexpr int kTickMs = 100;        // how often deadlines of connections are looked at
 
 }  // namespace sluice::limits
