@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -17,6 +19,8 @@ struct ServeOptions {
   bool dry_run = false;
   bool print_config = false;
   bool print_schema = false;
+  // The settings as they stand now, read anew; nothing where they are refused, which has been said.
+  std::function<std::optional<Config>()> reread;
 };
 
 // Sampling of `run` and `chat`; negative temperature and top_k -1: the model's own default, else greedy.

@@ -48,6 +48,9 @@ Status set_key(Config& config, std::string_view name,
 // Reads sluice.yaml over `config`. Errors are one line: file, line number, key, what was expected.
 Status load_config_file(Config& config, const std::string& path);
 
+// Keys whose values differ.
+std::vector<const Key*> changed_keys(const Config& a, const Config& b);
+
 // The table, shown. print_config is a sluice.yaml that gives this very config (keys of secrets left out).
 std::string print_config(const Config& config);
 std::string print_schema();

@@ -38,9 +38,8 @@ const Key kKeys[] = {
      "Token budget of one step: one for each decoding sequence first, then chunks of waiting prompts. 0: 512 "
      "on a CPU, 2048 on a card."},
     {"engine.mixed_prompt_tokens", "engine", "tokens", SLOT(model.engine.mixed_prompt_tokens), 0, 65535, "",
-     "Most prompt tokens of one step while other sequences are generating: fewer give steadier streams, more "
-     "bring "
-     "prompts to their first token sooner. 0: 640 on a card, step_tokens on a CPU."},
+     "Most prompt tokens of one step while other sequences are generating, whatever scheduler.target_itl_ms "
+     "would allow. 0: no such bound."},
     {"engine.block_tokens", "kv", "tokens", SLOT(model.engine.block_tokens), 16, 64, "",
      "Tokens in one block of the KV cache: 16, 32 or 64 (48 on a CPU only)."},
     {"engine.kv_bytes", "kv", "bytes", SLOT(model.engine.kv_bytes), 0, kNoLimit, "",
@@ -57,6 +56,19 @@ const Key kKeys[] = {
      "Who may start when: continuous: everyone, as soon as there is room; windowed: arrivals gather and run "
      "together, then the next; serial: one request at a time. Empty: windowed with "
      "inference.dynamic_batching.enabled, else continuous."},
+    {"scheduler.target_itl_ms", "sched", "ms", SLOT(model.engine.scheduling.target_itl_ms), 0, 60000, "",
+     "How long a step may become by prompts while other sequences are generating, so the time between two of "
+     "their tokens; prompts are cut by measured step times. 0: automatic: 1.7 times the step without prompts, "
+     "more as prompts pile up, up to 36 ms."},
+    {"scheduler.lanes.interactive.weight", "sched", "", SLOT(model.engine.scheduling.interactive_weight), 1,
+     1000, "",
+     "Share of slots, KV blocks and step time of requests with X-Priority interactive, beside the other lanes' "
+     "weights."},
+    {"scheduler.lanes.standard.weight", "sched", "", SLOT(model.engine.scheduling.standard_weight), 1, 1000, "",
+     "The same of requests that name no lane, or standard."},
+    {"scheduler.lanes.batch.weight", "sched", "", SLOT(model.engine.scheduling.batch_weight), 1, 1000, "",
+     "The same of requests with X-Priority batch. Beside interactive ones alone a step becomes longer by this "
+     "weight over theirs."},
     {"scheduler.window.window_ms", "sched", "ms", SLOT(model.engine.batching.window.window_ms), 1, 60000, "",
      "Under windowed: requests of one batch arrived within so long after its first; at least "
      "batch_timeout_ms."},
@@ -301,6 +313,17 @@ Status set_key(Config& config, std::string_view name, const std::string& value) 
   return Error{
       ErrorCode::kInvalidArgument,
       fmt::format("unknown key '{}'{}", name, near.empty() ? "" : fmt::format("; did you mean '{}'?", near))};
+}
+
+std::vector<const Key*> changed_keys(const Config& a, const Config& b) {
+  Config left = a, right = b;  // a slot is a place to write to
+  const auto value = [](const Key& key, Config& c) {
+    return std::visit([](auto* v) { return shown(v); }, key.slot(c));
+  };
+  std::vector<const Key*> changed;
+  for (const Key& key : kKeys)
+    if (value(key, left) != value(key, right)) changed.push_back(&key);
+  return changed;
 }
 
 std::string print_config(const Config& config) {

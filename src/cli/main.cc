@@ -1,7 +1,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <iostream>
+#include <optional>
 #include <system_error>
 
 #include "base/log.h"
@@ -18,10 +20,13 @@ LogLevel log_level(const std::string& name) {
   return LogLevel::info;
 }
 
-int dispatch(const CommandLine& line) {
+int dispatch(const CommandLine& line, std::function<std::optional<Config>()> reread) {
   switch (line.command) {
-    case Command::serve:
-      return serve(line.config, line.serve);
+    case Command::serve: {
+      ServeOptions options = line.serve;
+      options.reread = std::move(reread);
+      return serve(line.config, options);
+    }
     case Command::run:
       return run(line.config, line.generate);
     case Command::chat:
@@ -60,7 +65,12 @@ int main(int argc, char** argv) {
   set_log_level(log_level(line.config.log_level));
   set_log_json(line.config.log_json);
   try {
-    return flushed(dispatch(line), 0);
+    const auto reread = [&]() -> std::optional<Config> {
+      std::variant<CommandLine, int> again = parse_command_line(argc, argv);
+      CommandLine* read = std::get_if<CommandLine>(&again);
+      return read ? std::optional(std::move(read->config)) : std::nullopt;
+    };
+    return flushed(dispatch(line, reread), 0);
   } catch (const std::system_error& e) {  // fmt::print, when nothing more can be written
     return flushed(kExitFailure, e.code().value());
   }

@@ -14,6 +14,7 @@
 #include "cli/machine.h"
 #include "cli/memory_plan.h"
 #include "cli/recorded_steps.h"
+#include "cli/reload.h"
 #include "cli/signals.h"
 #include "cli/step_recorder.h"
 #include "engine/make_engine.h"
@@ -125,7 +126,13 @@ int serve(const Config& config, const ServeOptions& options) {
   log_decided(model.engine().info(), config, seconds(now_ns() - begin));
   print_ready(config, model, server.port());
 
-  while (Signals::count() == 0) Signals::wait();
+  Reload reload(config, options.reread);
+  while (Signals::count() == 0) {
+    if (Signals::take_hangup())
+      reload.apply(model.engine());
+    else
+      Signals::wait();
+  }
   LOG(info, "draining: no new requests; running answers have {} ms", config.drain_timeout_ms);
   const TimeNs deadline = now_ns() + TimeNs(config.drain_timeout_ms) * 1'000'000;
   server.drain(deadline);

@@ -12,6 +12,7 @@ namespace sluice::cli {
 namespace {
 
 std::atomic<int> seen{0};
+std::atomic<bool> hung_up{false};
 std::atomic<int> event_fd{-1};
 
 void ring() {
@@ -26,6 +27,11 @@ void on_signal(int signal) {
   ring();
 }
 
+void on_hangup(int) {
+  hung_up.store(true);
+  ring();
+}
+
 }  // namespace
 
 Signals::Signals(Watch watch) {
@@ -36,15 +42,21 @@ Signals::Signals(Watch watch) {
   struct sigaction action {};
   action.sa_handler = on_signal;
   sigaction(SIGINT, &action, nullptr);
-  if (watch == Watch::both) sigaction(SIGTERM, &action, nullptr);
+  if (watch != Watch::both) return;
+  sigaction(SIGTERM, &action, nullptr);
+  action.sa_handler = on_hangup;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGHUP, &action, nullptr);
 }
 
 Signals::~Signals() {
   std::signal(SIGINT, SIG_DFL);
   std::signal(SIGTERM, SIG_DFL);
+  std::signal(SIGHUP, SIG_DFL);
   close(event_fd.exchange(-1));
 }
 
+bool Signals::take_hangup() { return hung_up.exchange(false); }
 int Signals::count() { return seen.load(); }
 void Signals::reset() { seen.store(0); }
 void Signals::wake() { ring(); }

@@ -1,4 +1,5 @@
-// SIGINT and SIGTERM as something to wait for. One instance per process, made before other threads start.
+// SIGINT, SIGTERM and SIGHUP as something to wait for. One instance per process, made before other threads
+// start.
 #pragma once
 
 #include <csignal>
@@ -17,6 +18,8 @@ class Signals {
   Signals(const Signals&) = delete;
 
   static int count();
+  // Whether a SIGHUP has come since the last call. Watched with both alone.
+  static bool take_hangup();
   static void reset();
   // Blocks until a signal came or `wake` was called.
   static void wait();

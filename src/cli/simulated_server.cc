@@ -207,7 +207,9 @@ Result<SimulationSetup> simulation_setup(const SimulatedServer& server, const En
   config = settled(config, device);
 
   SimulationSetup setup;
-  setup.policy = policy_of(config, *batching);
+  const Result<Policy> policy = policy_of(config);
+  if (!policy) return policy.error();
+  setup.policy = *policy;
   setup.max_requests = setup.policy.max_running + setup.policy.max_queue;
   setup.policy.max_queue = setup.max_requests;
   KvWish wish;

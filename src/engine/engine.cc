@@ -75,6 +75,8 @@ class EngineImpl final : public Engine {
       : info_(std::move(info)),
         runner_(std::move(runner)),
         door_(std::make_shared<EngineDoor>()),
+        lane_places_((parts.policy.max_queue - info_.max_requests) / kLanes),
+        policy_(parts.policy),
         loop_(parts, *runner_, *door_, meters_) {
     shown_on_bug.store(&loop_);
     set_check_hook(print_last_steps);
@@ -110,14 +112,16 @@ class EngineImpl final : public Engine {
 
     // Counted before the flag is read, as drain() sets the flag before it reads the count: one of the two sees
     // the other.
+    const Lane lane = request.lane;
     const int others = door_->live.fetch_add(1);
+    const int of_lane = door_->live_of[size_t(lane)].fetch_add(1);
     if (door_->draining.load()) {
-      door_->leave();
+      door_->leave(lane);
       meters_.rejected_draining.add();
       return Error{ErrorCode::kUnavailable, "the server is shutting down"};
     }
-    if (others >= info_.max_requests) {
-      door_->leave();
+    if (others >= info_.max_requests && of_lane >= lane_places_) {
+      door_->leave(lane);
       meters_.rejected_full.add();
       return Error{ErrorCode::kResourceExhausted,
                    fmt::format("{} requests are running or waiting already; try again later", others)};
@@ -133,6 +137,17 @@ class EngineImpl final : public Engine {
     if (request.sampling.prompt_top_logprobs >= 0) stream->prompt_logprobs_.reserve(request.prompt.size());
     loop_.hand_over(std::make_unique<LiveRequest>(std::move(request), info_.end_ids, stream));
     return stream;
+  }
+
+  Result<std::string> reschedule(const EngineConfig& config) override {
+    Result<Policy> made = policy_with(policy_, config.batching, config.scheduling, config.mixed_prompt_tokens);
+    if (!made) return std::move(made).error();
+    std::string change = describe_change(policy_, *made);
+    if (change.empty()) return change;
+    if (!loop_.replace_policy(*made))
+      return Error{ErrorCode::kResourceExhausted, "earlier changes have not been taken up yet"};
+    policy_ = *made;
+    return change;
   }
 
   void drain(TimeNs deadline) override {
@@ -158,6 +173,8 @@ class EngineImpl final : public Engine {
   EngineMeters meters_;
   std::unique_ptr<StepRunner> runner_;
   std::shared_ptr<EngineDoor> door_;
+  const int lane_places_;  // of a lane's own at the door, however many others there are
+  Policy policy_;          // as last handed to the loop
   StepLoop loop_;
   std::thread thread_;  // last: it uses all of the above
 };
@@ -167,9 +184,10 @@ std::unique_ptr<Engine> make_engine(EngineInfo info, const Policy& policy, const
                                     const WarmUp& warm_up, bool replay) {
   info.max_requests = policy.max_running + policy.max_queue;
   info.batching = policy.batching;
-  // What comes in a burst waits until the loop has looked, though there are seats for it.
+  // What comes in a burst waits until the loop has looked, though there are seats for it. And each lane has an
+  // eighth of the queue that the others cannot fill.
   Policy with_seats = policy;
-  with_seats.max_queue = info.max_requests;
+  with_seats.max_queue = info.max_requests + kLanes * (policy.max_queue / 8);
   const StepLoopParts parts{with_seats, layout, info.blocks, cost, info.spec.vocab, replay};
   return std::make_unique<EngineImpl>(std::move(info), parts, std::move(runner), warm_up);
 }

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/result.h"
 #include "engine/batching_settings.h"
+#include "engine/scheduling_settings.h"
 #include "engine/span_clock.h"
 #include "model/spec.h"
 #include "sched/request.h"
@@ -102,6 +103,7 @@ struct EngineConfig {
   bool graphs = true;                // record steps and replay them, on devices that can
   double gpu_memory_fraction = 0.9;  // of a card's memory, what everything together may take
   BatchingSettings batching = {};    // who may start when
+  SchedulingSettings scheduling = {};
 };
 
 // What was decided at start; printed, and returned by /v1/models and the admin route.
@@ -144,6 +146,14 @@ class Engine {
   // dry; it must be quick, must not block and must not call back into the stream. Errors: kInvalidArgument
   // (field named), kResourceExhausted (queue full), kUnavailable (draining).
   virtual Result<std::shared_ptr<RequestStream>> submit(Request request, std::function<void()> notify) = 0;
+
+  // Replaces all that may change while running (Policy in sched/scheduler.h) by what is set in `config`, from
+  // the next step on; nothing that runs or waits is lost. One caller at a time. The change in words, empty:
+  // there is none. Errors: settings that are refused at start too (then nothing changes), kUnsupported where
+  // there is no scheduler.
+  virtual Result<std::string> reschedule(const EngineConfig&) {
+    return Error{ErrorCode::kUnsupported, "this engine has no scheduler"};
+  }
 
   // Refuses new requests, lets the running ones finish until `deadline`, then cancels what is left. Blocks
   // until idle.

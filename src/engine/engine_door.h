@@ -6,20 +6,23 @@
 #include <cstdint>
 
 #include "engine/bell.h"
+#include "sched/lanes.h"
 
 namespace sluice {
 
 struct EngineDoor {
-  Bell bell;                   // arrivals, cancellations, results, room in an outbox
-  Bell emptied;                // rung whenever the last request has gone
-  std::atomic<int> live{0};    // requests submitted and not yet gone
-  std::atomic<int> queued{0};  // of these, not yet admitted for the first time
+  Bell bell;                            // arrivals, cancellations, results, room in an outbox
+  Bell emptied;                         // rung whenever the last request has gone
+  std::atomic<int> live{0};             // requests submitted and not yet gone
+  PerLane<std::atomic<int>> live_of{};  // the same by lane
+  std::atomic<int> queued{0};           // of these, not yet admitted for the first time
   std::atomic<bool> draining{false};
   std::atomic<bool> cancel_all{false};
   std::atomic<bool> quit{false};     // the loop returns once nothing is live
   std::atomic<uint64_t> cancels{0};  // grows with each cancellation; the loop looks for them only then
 
-  void leave() {
+  void leave(Lane lane) {
+    live_of[size_t(lane)].fetch_sub(1);
     if (live.fetch_sub(1) == 1) emptied.ring();
   }
 };

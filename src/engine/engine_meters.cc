@@ -72,6 +72,19 @@ EngineMeters::EngineMeters()
     finished[size_t(r)] = &meter::counter("sluice_requests_finished_total", "Requests ended, by reason.",
                                           fmt::format("reason=\"{}\"", finish_reason_name(r)));
   }
+  for (int i = 0; i < kLanes; ++i) {
+    const auto lane = size_t(i);
+    const std::string label = fmt::format("lane=\"{}\"", lane_name(Lane(i)));
+    lane_queue_seconds[lane] = &meter::histogram(
+        "sluice_lane_queue_seconds", "Submission to first admission, by lane.", meter::kSeconds, label);
+    lane_running[lane] =
+        &meter::gauge("sluice_lane_requests_running", "Sequences that hold a slot, by lane.", label);
+    lane_waiting[lane] =
+        &meter::gauge("sluice_lane_requests_waiting", "Requests in the queue, by lane.", label);
+    lane_preemptions[lane] =
+        &meter::counter("sluice_lane_preemptions_total",
+                        "Sequences that gave up slot and blocks to others, by their lane.", label);
+  }
   for (FlushReason r : {FlushReason::size, FlushReason::age, FlushReason::idle, FlushReason::serial}) {
     batches[size_t(r)] = &meter::counter("sluice_batches_total",
                                          "Batches flushed: size: full; age: its first request had waited long "

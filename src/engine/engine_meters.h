@@ -6,6 +6,7 @@
 
 #include "base/meter.h"
 #include "engine/step_record.h"
+#include "sched/lanes.h"
 #include "sched/request.h"
 
 namespace sluice {
@@ -97,6 +98,9 @@ struct EngineMeters {
   Histogram& step_sequences;
   Histogram& batch_requests;          // of policies that make batches
   std::array<Counter*, 5> batches{};  // by FlushReason; `none` stays null
+  PerLane<Histogram*> lane_queue_seconds{};
+  PerLane<Gauge*> lane_running{}, lane_waiting{};
+  PerLane<Counter*> lane_preemptions{};
   Histogram& request_prompt_tokens;
   Histogram& request_generated_tokens;
 };

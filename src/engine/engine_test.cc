@@ -269,6 +269,52 @@ TEST_P(EngineTest, AFullQueueRefuses) {
   }
 }
 
+TEST_P(EngineTest, ABurstInOneLaneLeavesTheOthersPlacesInTheQueue) {
+  Scene scene;
+  scene.policy.max_queue = 16;
+  scene.policy.max_running = 1;
+  make(scene);
+  runner_->hold();
+  std::deque<TestClient> clients;
+  const auto submit = [&](Lane lane) {
+    Request r = wish(4, 4);
+    r.lane = lane;
+    return clients.emplace_back(*engine_, r).error.code != ErrorCode::kResourceExhausted;
+  };
+  for (int i = 0; i < 17; ++i) EXPECT_TRUE(submit(Lane::batch));
+  EXPECT_FALSE(submit(Lane::batch));
+  EXPECT_TRUE(submit(Lane::interactive));
+  EXPECT_TRUE(submit(Lane::interactive));
+  EXPECT_FALSE(submit(Lane::interactive)) << "an eighth of the queue";
+  EXPECT_TRUE(submit(Lane::standard));
+  runner_->let_go();
+  for (TestClient& c : clients)
+    if (c.stream) c.finish();
+  expect_empty();
+}
+
+TEST_P(EngineTest, SchedulingIsReplacedWhileRequestsRun) {
+  make();
+  runner_->hold();
+  std::vector<Request> wishes;
+  std::deque<TestClient> clients;
+  for (int i = 0; i < 20; ++i) clients.emplace_back(*engine_, wishes.emplace_back(wish(5 + i, 30)));
+  EngineConfig config;
+  config.batching.policy = "serial";
+  EXPECT_EQ(*engine_->reschedule(config), "batching: continuous -> serial");
+  EXPECT_EQ(*engine_->reschedule(config), "") << "no change";
+  config.scheduling.batch_weight = 0;
+  const auto refused = engine_->reschedule(config);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().field, "scheduler.lanes.batch.weight");
+  runner_->let_go();
+  for (size_t i = 0; i < clients.size(); ++i) {
+    clients[i].finish();
+    EXPECT_EQ(clients[i].ids, expected(wishes[i])) << "request " << i;
+  }
+  expect_empty();
+}
+
 TEST_P(EngineTest, AnAnswerThatIsCompleteEndsAsStopped) {
   make();
   runner_->hold();

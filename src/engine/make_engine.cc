@@ -192,22 +192,16 @@ EngineConfig settled(const EngineConfig& config, const DeviceInfo& device) {
       c.max_sequences = std::max(c.max_sequences, batching->window.max_batch);
   }
   if (c.step_tokens == 0) c.step_tokens = device.is_card() ? 2048 : 512;
-  // On a card a step of 128 generating sequences and 512 prompt tokens costs each row about what one of 2,048
-  // does, and generated tokens ride along for a quarter of what they cost alone: small steps win
-  // (docs/performance.md).
-  if (c.mixed_prompt_tokens == 0 && device.is_card()) c.mixed_prompt_tokens = 640;
   return c;
 }
 
-Policy policy_of(const EngineConfig& config, const Batching& batching) {
+Result<Policy> policy_of(const EngineConfig& config) {
   Policy policy;
   policy.max_running = config.max_sequences;
   policy.step_tokens = std::max(config.step_tokens, config.max_sequences);  // one for each always fits
-  policy.mixed_prompt_tokens = config.mixed_prompt_tokens;
   policy.max_queue = config.max_queue;
   policy.min_progress = config.block_tokens;
-  policy.batching = batching;
-  return policy;
+  return policy_with(policy, config.batching, config.scheduling, config.mixed_prompt_tokens);
 }
 
 Status check_context(const EngineConfig& config, const ModelSpec& spec, const std::string& path) {
@@ -301,13 +295,13 @@ Result<ModelSteps> make_steps(const ModelSpec& spec, const Weights& weights, Bac
 
 Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const EngineConfig& wished) {
   const DeviceInfo device = model.backend.info();
-  const Result<Batching> batching = batching_of(wished.batching, wished.max_sequences);
-  if (!batching) return batching.error();
+  // Refused before anything is allocated.
+  if (Result<Policy> wrong = policy_of(settled(wished, device)); !wrong) return std::move(wrong).error();
   auto made = make_steps(model.spec, model.weights, model.backend, wished);
   if (!made) return std::move(made).error();
   ModelSteps& steps = *made;
-  const Policy policy = policy_of(steps.config, *batching);
-  LOG(info, "batching: {}", describe(*batching));
+  const Policy policy = *policy_of(steps.config);
+  LOG(info, "batching: {}", describe(policy.batching));
 
   EngineInfo info;
   info.spec = model.spec;

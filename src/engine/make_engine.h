@@ -43,8 +43,8 @@ Result<std::unique_ptr<Backend>> backend_for(const ModelSpec& spec, const Engine
 // may be larger) and steps of 512 tokens on a CPU, 256 and 2048 on a card.
 EngineConfig settled(const EngineConfig& config, const DeviceInfo& device);
 
-// The scheduler's policy of a config that is settled.
-Policy policy_of(const EngineConfig& config, const Batching& batching);
+// The scheduler's policy of a config that is settled. Errors: those of policy_with.
+Result<Policy> policy_of(const EngineConfig& config);
 
 // What make_engine asks size_kv for, given what is free on `device` once the weights are in; `serve --dry-run`
 // shows it. `config` is settled.

@@ -12,6 +12,7 @@ void StepLoop::run() {
   pthread_setname_np(pthread_self(), "sluice-engine");
   for (;;) {
     const uint32_t heard = door_.bell.count();  // read first: nothing that comes after it is slept through
+    take_up_policies();
     drain_inbox();
     drop_cancelled();
     const bool committed = commit_finished();
@@ -36,6 +37,11 @@ bool StepLoop::is_unwanted(const LiveRequest& live) const {
 FinishReason StepLoop::why_unwanted(const LiveRequest& live) const {
   const FinishReason why = live.stream->unwanted_.load();
   return why == FinishReason::none ? FinishReason::cancelled : why;
+}
+
+void StepLoop::take_up_policies() {
+  Policy policy;
+  while (policies_.pop(policy)) scheduler_.set_policy(policy);
 }
 
 void StepLoop::drain_inbox() {

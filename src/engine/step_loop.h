@@ -39,6 +39,9 @@ class StepLoop {
   // Any thread. The inbox has room for all that EngineDoor::queued admits.
   void hand_over(std::unique_ptr<LiveRequest> request);
 
+  // Any thread. Taken up before the next plan. False: several wait already.
+  bool replace_policy(Policy policy);
+
   // Engine thread, until EngineDoor::quit and nothing is live.
   void run();
   // Before run(), on any one thread: computes throwaway prompts and, with replay, records a step of every
@@ -55,6 +58,7 @@ class StepLoop {
   bool is_unwanted(const LiveRequest& live) const;
   FinishReason why_unwanted(const LiveRequest& live) const;
   void drain_inbox();
+  void take_up_policies();
   void drop_cancelled();
   bool launch_next();
   bool commit_finished();
@@ -86,13 +90,14 @@ class StepLoop {
   EngineMeters& meters_;
   const int vocab_;
   MpmcQueue<LiveRequest*> inbox_;
+  MpmcQueue<Policy> policies_{4};
   Scheduler scheduler_;
   BatchBuilder builder_;
   StepLedger ledger_;
   std::vector<std::shared_ptr<RequestStream>> to_notify_;
   std::vector<LiveRequest*> dropped_;
   uint64_t cancels_seen_ = 0;
-  int gone_ = 0;  // in this turn
+  PerLane<int> gone_{};  // in this turn
   int64_t next_step_ = 1;
   const Step* behind_ = nullptr;  // launched while another step ran, which has not been committed yet
   TimeNs work_since_ = 0;  // since when there has been something to compute without a break; 0: there is not

@@ -49,6 +49,12 @@ void StepLoop::hand_over(std::unique_ptr<LiveRequest> request) {
   door_.bell.ring();
 }
 
+bool StepLoop::replace_policy(Policy policy) {
+  if (!policies_.push(std::move(policy))) return false;
+  door_.bell.ring();
+  return true;
+}
+
 // A sequence whose outbox might not take what is in flight, one token more and a last word waits for its
 // client.
 int StepLoop::pause_slow_clients() {
@@ -94,6 +100,8 @@ void StepLoop::note_admissions(const StepPlan& plan, TimeNs planned_by) {
     live.stream->progress_.cached_tokens.store(live.cached_tokens, std::memory_order_relaxed);
     spans.enter(Span::prefix_lookup, live.admitted_at);
     spans.enter(Span::prefill_wait, planned_by);
+    meters_.lane_queue_seconds[size_t(live.lane())]->observe(
+        seconds(live.admitted_at - live.stream->times_.submitted));
     meters_.queue_seconds.observe(seconds(live.admitted_at - live.stream->times_.submitted));
   }
 }
@@ -203,8 +211,9 @@ void StepLoop::end_without_token(LiveRequest& live, FinishReason reason, TimeNs 
 
 void StepLoop::forget(LiveRequest& live) {
   CHECK(live.gone() && !live.queued);
+  const Lane lane = live.request.lane;
   delete &live;
-  ++gone_;
+  ++gone_[size_t(lane)];
 }
 
 // After a turn's events are all in their outboxes: a client woken now finds everything. Only then do requests
@@ -212,7 +221,8 @@ void StepLoop::forget(LiveRequest& live) {
 void StepLoop::notify_clients() {
   for (const auto& stream : to_notify_) stream->notify_();
   to_notify_.clear();
-  for (; gone_ > 0; --gone_) door_.leave();
+  for (int lane = 0; lane < kLanes; ++lane)
+    for (int& gone = gone_[size_t(lane)]; gone > 0; --gone) door_.leave(Lane(lane));
 }
 
 void StepLoop::record(Step& step, TimeNs commit_began) {
@@ -230,6 +240,8 @@ void StepLoop::record(Step& step, TimeNs commit_began) {
   // What the device waited for lay with the host only from when there was something to compute.
   r.gap_ns = std::clamp<TimeNs>(r.execute_at - work_since_, 0, r.idle_ns);
   r.commit_ns = now_ns() - commit_began;
+  for (size_t lane = 0; lane < kLanes; ++lane)
+    if (const int n = step.plan.preempted_of[lane]) meters_.lane_preemptions[lane]->add(uint64_t(n));
   ledger_.write(r);
   meter(r);
   steps_.fetch_add(1, std::memory_order_relaxed);
@@ -263,6 +275,10 @@ void StepLoop::publish_status() {
   running_.store(running, std::memory_order_relaxed);
   waiting_.store(waiting, std::memory_order_relaxed);
   blocks_used_.store(blocks.used(), std::memory_order_relaxed);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    meters_.lane_running[size_t(lane)]->set(double(scheduler_.running_of(lane).size()));
+    meters_.lane_waiting[size_t(lane)]->set(scheduler_.waiting().waiting(lane));
+  }
   meters_.running.set(running);
   meters_.waiting.set(waiting);
   meters_.blocks_used.set(blocks.used());

@@ -204,6 +204,19 @@ TEST(Burst, NorOnTwoCores) {
   EXPECT_LE(double(beside), 1.1 * double(alone));
 }
 
+TEST(Burst, OneThatNeedsNearlyAllBlocksIsWaitedForInTheEnd) {
+  VirtualServer server(kH200, {.max_running = 32, .step_tokens = 2048, .max_queue = 20000}, 4096, 300);
+  for (int i = 0; i < 4000; ++i)
+    server.submit({TimeNs(i) * 10'000'000, 256, 64, i % 2 ? Lane::interactive : Lane::standard});
+  server.submit({1'000'000'000, 3900, 100, Lane::batch});
+  TimeNs first = 0, end = 0;
+  for (const auto& o : server.run()) {
+    if (o.wish.lane == Lane::batch) first = o.first;
+    end = std::max(end, o.end);
+  }
+  EXPECT_LT(first, end / 2);
+}
+
 TEST(Burst, LanesBelowGoOnBesideASaturatedOne) {
   VirtualServer server(kH200, {.max_running = 32, .step_tokens = 2048, .max_queue = 20000}, 4096, 20000);
   for (int i = 0; i < 3000; ++i) server.submit({.prompt = 256, .answer = 64, .lane = Lane::interactive});

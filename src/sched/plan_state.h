@@ -20,7 +20,8 @@ struct Scheduler::PlanState {
   int coming_slots = 0, coming_blocks = 0;  // of sequences that leave, or have ended, once they land
   int reserved = 0;   // blocks that those who cannot be preempted again may come to need, all together
   int promised = -1;  // blocks that are free and spoken for; -1: to be counted
-  int prompts = 0;    // sequences that have got prompt tokens in this step
+  uint64_t barrier = UINT64_MAX;  // who arrived later waits for one that is too large for its lane's share
+  int prompts = 0;                // sequences that have got prompt tokens in this step
 };
 
 }  // namespace sluice

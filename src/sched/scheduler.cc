@@ -13,6 +13,7 @@ constexpr int kLeastChunk = 8;  // tokens: below, a step's overhead is all that 
 // A step of lane batch alone: so long at most does someone of another lane wait who comes just then.
 constexpr double kLongestBatchStepNs = 16e6;
 constexpr TimeNs kForgetNs = 1'000'000'000;
+constexpr TimeNs kPatienceNs = 10'000'000'000;
 
 bool by_lane_and_order(const Sequence* a, const Sequence* b) {
   return a->lane() != b->lane() ? a->lane() < b->lane() : a->order < b->order;
@@ -65,6 +66,7 @@ void Scheduler::plan(TimeNs now, StepPlan& plan) {
   PlanState state{plan, now, policy_.step_tokens};
   expire(state);
   survey(state);
+  find_barrier(state);
   if (const int members = gate_.flush(now, quiet(), queue_, plan))
     queue_.choose(members, gate_.last_to_join(queue_));
   for (int lane = 0; lane < kLanes; ++lane) extend_one_token(state, lane);
@@ -109,6 +111,18 @@ void Scheduler::survey(PlanState& state) {
     };
     update(lately_[lane].slots, state.running[lane]);
     update(lately_[lane].blocks, state.held[lane]);
+  }
+}
+
+// Shares keep the others' blocks in use for ever, if they are busy. Somebody who needs more than a share, and
+// has waited long, is therefore waited for by all that came later.
+void Scheduler::find_barrier(PlanState& state) {
+  if (gate_.makes_batches()) return;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const Sequence* s = queue_.waiting(lane) > 0 ? queue_.next(Lane(lane)) : nullptr;
+    if (s && state.now - s->arrived_at >= kPatienceNs &&
+        needed_by(*s) > lane_share(policy_.lane_weights, lane, pool_.total()))
+      state.barrier = std::min(state.barrier, s->order);
   }
 }
 
@@ -269,12 +283,12 @@ void Scheduler::admit_batch(PlanState& state) {
 
 bool Scheduler::admit(PlanState& state, Sequence* s) {
   const int lane = s->lane();
-  const AdmissionStop stop =
-      slots_for(state, lane) <= 0                  ? AdmissionStop::slots
-      : state.tokens <= 0 || grant(state, *s) == 0 ? AdmissionStop::budget
-      : needed_by(*s) + promised(state) > blocks_for(state, lane) || !may_return(state, *s)
-          ? AdmissionStop::blocks
-          : AdmissionStop::none;
+  const AdmissionStop stop = slots_for(state, lane) <= 0                  ? AdmissionStop::slots
+                             : state.tokens <= 0 || grant(state, *s) == 0 ? AdmissionStop::budget
+                             : needed_by(*s) + promised(state) > blocks_for(state, lane) ||
+                                     !may_return(state, *s) || s->order > state.barrier
+                                 ? AdmissionStop::blocks
+                                 : AdmissionStop::none;
   if (stop != AdmissionStop::none) {
     if (state.plan.stopped_by == AdmissionStop::none) state.plan.stopped_by = stop;
     make_room_for(state, *s, stop);

@@ -84,6 +84,7 @@ class Scheduler {
   // Passes of a plan (scheduler.cc).
   void expire(PlanState& state);
   void survey(PlanState& state);
+  void find_barrier(PlanState& state);
   void extend_one_token(PlanState& state, int lane);
   void limit_prompts(PlanState& state);
   void extend_prompts(PlanState& state, int lane);

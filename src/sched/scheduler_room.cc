@@ -92,6 +92,7 @@ bool Scheduler::make_room(PlanState& state, const Sequence& needy, int missing) 
 // itself.
 void Scheduler::make_room_for(PlanState& state, const Sequence& candidate, AdmissionStop stop) {
   if (gate_.makes_batches()) return;
+  if (candidate.order > state.barrier) return;
   const int lane = candidate.lane();
   const auto share = [&](int total) { return lane_share(policy_.lane_weights, lane, total); };
   if (stop == AdmissionStop::slots) {

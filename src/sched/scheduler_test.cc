@@ -25,8 +25,9 @@ class SchedulerTest : public testing::Test {
                     .max_step_tokens = policy.step_tokens};
     scheduler = std::make_unique<Scheduler>(policy, layout, blocks);
   }
-  Sequence* add(int prompt, int max_tokens, TimeNs deadline = 0) {
+  Sequence* add(int prompt, int max_tokens, TimeNs deadline = 0, Lane lane = Lane::standard) {
     Request r = wish(prompt, max_tokens);
+    r.lane = lane;
     r.deadline = deadline;
     Sequence* s = &sequences.emplace_back(std::move(r));
     EXPECT_TRUE(scheduler->add(s));
@@ -290,6 +291,161 @@ TEST_F(SchedulerTest, CancellingFreesAtOnceOrWithTheStepInFlight) {
   scheduler->end(b, FinishReason::cancelled);
   EXPECT_TRUE(b->gone());
   EXPECT_TRUE(scheduler->idle());
+}
+
+TEST_F(SchedulerTest, ADeadlineThatHasPassedAlreadyEndsAtTheNextPlan) {
+  make({.max_running = 2, .step_tokens = 32}, 16);
+  Sequence* late = add(4, 40, 5);
+  Sequence* other = add(4, 40);
+  const StepPlan& p = plan(10);
+  EXPECT_EQ(p.expired, std::vector<Sequence*>{late});
+  EXPECT_EQ(late->finish, FinishReason::deadline);
+  EXPECT_FALSE(entry(p, late));
+  EXPECT_TRUE(entry(p, other));
+}
+
+TEST_F(SchedulerTest, DeadlinesEndInTheirOrderWhoeverEndedBefore) {
+  make({.max_running = 2, .step_tokens = 32}, 16);
+  std::vector<Sequence*> all;
+  for (const int deadline : {70, 20, 90, 40, 10, 60, 30, 80, 50}) all.push_back(add(4, 40, deadline));
+  scheduler->end(all[1], FinishReason::cancelled);
+  scheduler->end(all[4], FinishReason::cancelled);
+  std::vector<TimeNs> next;
+  for (TimeNs now = 1; scheduler->next_deadline(); now = scheduler->next_deadline()) {
+    next.push_back(scheduler->next_deadline());
+    plan(next.back()), land(), flying.clear();
+    (void)now;
+  }
+  EXPECT_EQ(next, (std::vector<TimeNs>{30, 40, 50, 60, 70, 80, 90}));
+}
+
+TEST_F(SchedulerTest, AClockThatGoesBackIsHarmless) {
+  for (const BatchingKind kind : {BatchingKind::continuous, BatchingKind::windowed}) {
+    Policy policy{.max_running = 4, .step_tokens = 32};
+    policy.batching.kind = kind;
+    policy.batching.window.max_batch = 2;
+    make(policy, 64);
+    Sequence* a = add(4, 6, 1'000'000'000'000);
+    Sequence* b = add(4, 6);
+    TimeNs now = 500'000'000'000;
+    for (int i = 0; i < 40 && !(a->gone() && b->gone()); ++i) {
+      now += i % 3 == 0 ? -200'000'000'000 : 100'000'000;
+      plan(now), land(now);
+    }
+    EXPECT_EQ(a->finish, FinishReason::length) << batching_name(kind);
+    EXPECT_EQ(b->finish, FinishReason::length) << batching_name(kind);
+    EXPECT_TRUE(scheduler->idle());
+  }
+}
+
+TEST_F(SchedulerTest, CancellingAtEveryStageLeavesNothingBehind) {
+  const auto stages = {"waiting", "chunk in flight", "two in flight", "leaving", "preempted", "paused"};
+  for (const std::string stage : stages) {
+    make({.max_running = 2, .step_tokens = 32, .min_progress = 1}, 16);
+    Sequence* a = add(24, 40);
+    Sequence* b = add(stage == "chunk in flight" ? 40 : 20, 20);
+    if (stage != "waiting") plan();
+    if (stage == "two in flight") plan();
+    if (stage == "leaving")
+      while (plan().preempted == 0) land();
+    if (stage == "preempted")
+      while (b->state != SequenceState::waiting) plan(), land();
+    if (stage == "paused") land(), b->paused = true, plan();
+    scheduler->end(b, FinishReason::cancelled);
+    EXPECT_TRUE(b->ended()) << stage;
+    while (!flying.empty()) land();
+    EXPECT_TRUE(b->gone()) << stage;
+    while (!a->gone()) plan(), land();
+    EXPECT_EQ(a->generated(), 40) << stage;
+    EXPECT_TRUE(scheduler->idle()) << stage;
+    EXPECT_EQ(scheduler->blocks().used(), 0) << stage;
+  }
+}
+
+TEST_F(SchedulerTest, AChosenMemberOfABatchIsCancelledLikeAnyother) {
+  Policy policy{.max_running = 4, .step_tokens = 8};
+  policy.batching = {BatchingKind::windowed, {.max_batch = 3, .max_wait_ns = 0, .idle_ns = 0, .span_ns = 0}};
+  make(policy, 64);
+  Sequence* a = add(8, 2);
+  Sequence* b = add(8, 2);
+  Sequence* c = add(8, 2);
+  plan();
+  EXPECT_EQ(b->waits_as, WaitsAs::chosen) << "the step was full";
+  scheduler->end(b, FinishReason::cancelled);
+  EXPECT_TRUE(b->gone());
+  while (!(a->gone() && c->gone())) plan(), land();
+  EXPECT_TRUE(scheduler->idle());
+}
+
+TEST_F(SchedulerTest, ALaneTakesItsShareOfSlotsBackFromThoseBelow) {
+  make({.max_running = 8, .step_tokens = 64}, 256);
+  std::vector<Sequence*> batch;
+  for (int i = 0; i < 12; ++i) batch.push_back(add(4, 40, 0, Lane::batch));
+  plan(), land();
+  EXPECT_EQ(scheduler->running().size(), 8u) << "what nobody else uses is lent";
+  Sequence* first = add(4, 3, 0, Lane::interactive);
+  EXPECT_EQ(plan().preempted, 1) << "nothing was in flight, so at once";
+  land();
+  EXPECT_TRUE(entry(plan(), first));
+  land();
+  while (!first->gone()) plan(), land();
+  EXPECT_EQ(scheduler->running().size(), 7u) << "the slot is not lent again at once";
+  for (int i = 0; i < 20; ++i) add(4, 300 / 10, 0, Lane::interactive);
+  for (int i = 0; i < 4; ++i) plan(), land();
+  EXPECT_EQ(scheduler->running_of(0).size(), 1u + 5 * 16 / 21) << "its share, and no more";
+}
+
+TEST_F(SchedulerTest, BesideInteractiveABatchGetsItsPartOfTheTime) {
+  make({.max_running = 64, .step_tokens = 64}, 2048);
+  for (int i = 0; i < 20; ++i) add(1, 40, 0, Lane::batch);
+  plan(), land();
+  for (int i = 0; i < 16; ++i) add(1, 40, 0, Lane::interactive);
+  plan(), land();
+  int of_batch = 0;
+  for (int i = 0; i < 16; ++i) {
+    for (const PlanEntry& e : plan().entries) of_batch += e.sequence->request.lane == Lane::batch;
+    land();
+  }
+  EXPECT_NEAR(of_batch, 16, 2) << "a sixteenth, and nothing is known yet but rows";
+}
+
+TEST_F(SchedulerTest, ThePolicyIsReplacedWhileRequestsRunAndWait) {
+  make({.max_running = 4, .step_tokens = 16}, 64);
+  std::vector<Sequence*> all;
+  for (int i = 0; i < 8; ++i) all.push_back(add(6, 12));
+  plan();
+  Policy policy = scheduler->policy();
+  for (const BatchingKind kind : {BatchingKind::serial, BatchingKind::windowed, BatchingKind::continuous}) {
+    policy.batching.kind = kind;
+    policy.batching.window.max_batch = 2;
+    scheduler->set_policy(policy);
+    for (int i = 0; i < 9; ++i) plan(1'000'000'000), land();
+  }
+  while (!scheduler->idle()) plan(), land();
+  for (const Sequence* s : all) EXPECT_EQ(s->generated(), 12);
+}
+
+TEST_F(SchedulerTest, ATargetSetByHandCutsPrompts) {
+  make({.max_running = 8, .step_tokens = 1024}, 4096, {0}, 8192);
+  const auto timed = [&](TimeNs now = 1) -> const StepPlan& {
+    const StepPlan& p = plan(now);
+    int64_t took = 4'000'000;
+    for (const PlanEntry& e : p.entries) took += 20'000 * e.count;
+    scheduler->note_step(p, took);
+    return p;
+  };
+  Sequence* a = add(3, 200);
+  Sequence* b = add(2000, 1);
+  while (!b->gone()) timed(), land();
+  for (int i = 0; i < 20; ++i) timed(), land();
+  Policy policy = scheduler->policy();
+  policy.target_itl_ns = 10'000'000;
+  scheduler->set_policy(policy);
+  add(4000, 1);
+  const StepPlan& p = timed();
+  EXPECT_TRUE(entry(p, a));
+  EXPECT_NEAR(p.tokens, 1 + (10 - 4.02) / 0.02, 30);
+  land();
 }
 
 }  // namespace

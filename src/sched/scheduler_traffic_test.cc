@@ -22,6 +22,7 @@ struct Traffic {
   Policy policy;
   int max_length = 96;
   int lanes = kLanes;
+  bool grow = false;  // short prompts, answers of the full length
   double cancel_share = 0.1, pause_share = 0.05, deadline_share = 0.1, host_state_share = 0.2;
 };
 
@@ -73,6 +74,8 @@ class Simulation {
     for (const auto& s : sequences_) n += s->preemptions;
     return n;
   }
+  // Of the steps planned while somebody waited, those that found the pool at 98 % or more.
+  double full_share() const { return pressed_ ? double(full_) / pressed_ : 0; }
   int batches() const { return batches_; }
   int64_t computed_tokens() const { return computed_tokens_; }
   int64_t needed_tokens() const {
@@ -89,9 +92,9 @@ class Simulation {
     if (arrived_ == traffic_.requests || !chance(0.3)) return;
     ++arrived_;
     Request r;
-    const int prompt = between(1, traffic_.max_length - 1);
+    const int prompt = traffic_.grow ? between(1, 8) : between(1, traffic_.max_length - 1);
     r.prompt.assign(size_t(prompt), 3);
-    r.max_tokens = between(0, traffic_.max_length - prompt);
+    r.max_tokens = traffic_.grow ? traffic_.max_length - prompt : between(0, traffic_.max_length - prompt);
     if (chance(traffic_.deadline_share)) r.deadline = now_ + between(1, 200);
     r.lane = Lane(between(0, traffic_.lanes - 1));
     r.tenant = uint32_t(between(0, kTenants - 1));
@@ -181,6 +184,9 @@ class Simulation {
           ASSERT_NE(s->table->row(g)[size_t(p / 4)], kNoBlock) << "position " << p << " has no block";
       }
     }
+    pressed_ += !scheduler_->waiting().empty();
+    full_ += !scheduler_->waiting().empty() &&
+             scheduler_->blocks().used() * 100 >= scheduler_->blocks().total() * 98;
     ASSERT_EQ(tokens, plan.tokens);
     ASSERT_LE(tokens, traffic_.policy.step_tokens);
     ASSERT_LE(int(scheduler_->running().size()), traffic_.policy.max_running);
@@ -230,7 +236,7 @@ class Simulation {
   uint64_t last_admitted_[kLanes][kTenants] = {};
   std::set<const Sequence*> members_;
   TimeNs batch_since_ = 0;
-  int batches_ = 0;
+  int batches_ = 0, pressed_ = 0, full_ = 0;
 };
 
 // Windows with and without each of their triggers.
@@ -274,6 +280,35 @@ INSTANTIATE_TEST_SUITE_P(Policies, TrafficUnderPolicy,
                          testing::Values(BatchingKind::continuous, BatchingKind::windowed,
                                          BatchingKind::serial),
                          [](const auto& info) { return std::string(batching_name(info.param)); });
+
+// Sequences that grow to four fifths of what the pool holds, together many times as much: it is full nearly all
+// the time, every one ends, nobody gives way more often than allowed, and what is computed again stays below
+// what was asked for.
+TEST(SchedulerTraffic, AtTheEdgeOfThePoolEveryRequestEnds) {
+  double full = 0;
+  int64_t computed = 0, needed = 0;
+  int preemptions = 0;
+  for (uint32_t seed = 1; seed <= 20; ++seed) {
+    Traffic t;
+    t.seed = seed;
+    t.requests = 120;
+    t.grow = true;
+    t.policy = {.max_running = 24, .step_tokens = 48, .max_queue = 128, .min_progress = 4};
+    t.blocks = 176;
+    t.cancel_share = t.pause_share = t.deadline_share = 0;
+    Simulation run(t);
+    run.run();
+    ASSERT_FALSE(testing::Test::HasFatalFailure()) << "seed " << seed;
+    full += run.full_share() / 20;
+    computed += run.computed_tokens();
+    needed += run.needed_tokens();
+    preemptions += run.preemptions();
+  }
+  EXPECT_GT(full, 0.3);
+  EXPECT_GT(preemptions, 100);
+  EXPECT_LT(preemptions, 20 * 120);
+  EXPECT_LT(computed, needed * 17 / 10);
+}
 
 // Everything arrives at once, memory for about two; all must get through without computing the same again and
 // again.

@@ -1,0 +1,36 @@
+#include "cli/reload.h"
+
+#include "base/log.h"
+
+namespace sluice::cli {
+
+bool is_live(std::string_view key) {
+  return key.starts_with("scheduler.") || key.starts_with("inference.dynamic_batching.") ||
+         key == "engine.mixed_prompt_tokens";
+}
+
+void Reload::apply(Engine& engine) {
+  std::optional<Config> read = reread_();
+  if (!read) {
+    LOG(warn, "reload: the settings are refused; nothing has changed");
+    return;
+  }
+  std::string fixed;
+  for (const Key* key : changed_keys(running_, *read))
+    if (!is_live(key->name)) fixed += (fixed.empty() ? "" : ", ") + std::string(key->name);
+  const Result<std::string> changed = engine.reschedule(read->model.engine);
+  if (!changed) {
+    const Error& error = changed.error();
+    LOG(warn, "reload: {}{}{}; nothing has changed", error.field, error.field.empty() ? "" : ": ",
+        error.message);
+    return;
+  }
+  if (!fixed.empty()) LOG(warn, "reload: changed, but needs a restart: {}", fixed);
+  LOG(info, "reload: {}", changed->empty() ? "no change" : *changed);
+  EngineConfig& engine_config = running_.model.engine;
+  engine_config.batching = read->model.engine.batching;
+  engine_config.scheduling = read->model.engine.scheduling;
+  engine_config.mixed_prompt_tokens = read->model.engine.mixed_prompt_tokens;
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,29 @@
+// What SIGHUP does to a server: reads its settings again (file and flags, as at start) and hands the engine
+// those that may change while it runs. Says what changed, which changes need a restart, or why nothing changed.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string_view>
+
+#include "cli/config.h"
+#include "engine/engine.h"
+
+namespace sluice::cli {
+
+// Whether a key takes effect without a restart.
+bool is_live(std::string_view key);
+
+class Reload {
+ public:
+  // `reread`: the settings, or nothing where they are refused, after saying why on standard error.
+  Reload(Config running, std::function<std::optional<Config>()> reread)
+      : running_(std::move(running)), reread_(std::move(reread)) {}
+  void apply(Engine& engine);
+
+ private:
+  Config running_;
+  std::function<std::optional<Config>()> reread_;
+};
+
+}  // namespace sluice::cli
