@@ -89,7 +89,7 @@ class Simulation {
   int between(int a, int b) { return a + int(random_() % uint32_t(b - a + 1)); }
 
   void arrive() {
-    if (arrived_ == traffic_.requests || !chance(0.3)) return;
+    if (arrived_ == traffic_.requests || !chance(traffic_.grow ? 1 : 0.3)) return;
     ++arrived_;
     Request r;
     const int prompt = traffic_.grow ? between(1, 8) : between(1, traffic_.max_length - 1);
@@ -281,9 +281,8 @@ INSTANTIATE_TEST_SUITE_P(Policies, TrafficUnderPolicy,
                                          BatchingKind::serial),
                          [](const auto& info) { return std::string(batching_name(info.param)); });
 
-// Sequences that grow to four fifths of what the pool holds, together many times as much: it is full nearly all
-// the time, every one ends, nobody gives way more often than allowed, and what is computed again stays below
-// what was asked for.
+// Sequences that all grow to a quarter of the pool, two dozen at a time: it is at 98 % again and again, every
+// one ends, nobody gives way more often than allowed (checked at each step), and little is computed twice.
 TEST(SchedulerTraffic, AtTheEdgeOfThePoolEveryRequestEnds) {
   double full = 0;
   int64_t computed = 0, needed = 0;
@@ -294,20 +293,21 @@ TEST(SchedulerTraffic, AtTheEdgeOfThePoolEveryRequestEnds) {
     t.requests = 120;
     t.grow = true;
     t.policy = {.max_running = 24, .step_tokens = 48, .max_queue = 128, .min_progress = 4};
-    t.blocks = 176;
+    t.blocks = 72;
+    t.lanes = seed % 2 ? 1 : kLanes;
     t.cancel_share = t.pause_share = t.deadline_share = 0;
     Simulation run(t);
     run.run();
     ASSERT_FALSE(testing::Test::HasFatalFailure()) << "seed " << seed;
-    full += run.full_share() / 20;
+    if (t.lanes == 1) full += run.full_share() / 10;
     computed += run.computed_tokens();
     needed += run.needed_tokens();
     preemptions += run.preemptions();
   }
-  EXPECT_GT(full, 0.3);
+  EXPECT_GT(full, 0.15);
   EXPECT_GT(preemptions, 100);
-  EXPECT_LT(preemptions, 20 * 120);
-  EXPECT_LT(computed, needed * 17 / 10);
+  EXPECT_LT(preemptions, 20 * 120 / 2);
+  EXPECT_LT(computed, needed * 13 / 10);
 }
 
 // Everything arrives at once, memory for about two; all must get through without computing the same again and
