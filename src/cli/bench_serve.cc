@@ -6,6 +6,7 @@
 #include <cmath>
 #include <random>
 
+#include "cli/attribution_table.h"
 #include "cli/bench_client.h"
 #include "cli/commands.h"
 #include "cli/load_summary.h"
@@ -134,6 +135,16 @@ Load make_load(const BenchServeOptions& options, const std::string& model, Form 
   return load;
 }
 
+// What the server says of the requests since `began`.
+Result<std::string> ask_attribution(const Target& target, TimeNs began, TimeNs timeout) {
+  const int window_s = int(std::ceil(seconds(now_ns() - began)));
+  const Exchange ask{"GET", fmt::format("/v1/requests/attribution?window_s={}", std::max(1, window_s)), ""};
+  Result<Outcome> answer = fetch(target, ask, timeout);
+  if (!answer) return std::move(answer).error();
+  if (!answer->error.empty()) return Error{ErrorCode::kIo, "/v1/requests/attribution: " + answer->error};
+  return std::move(answer->body);
+}
+
 }  // namespace
 
 int bench_serve(const BenchServeOptions& options) {
@@ -157,19 +168,32 @@ int bench_serve(const BenchServeOptions& options) {
   const auto progress = [&](size_t ended) {
     if (tty) fmt::print(stderr, "\r\033[K{} of {} requests", ended, load.exchanges.size());
   };
+  const TimeNs began = now_ns();
   Result<std::vector<Outcome>> outcomes = run_load(*target, load, progress);
   if (tty) fmt::print(stderr, "\r\033[K");
   if (!outcomes) return failure(outcomes.error());
   const LoadSummary summary = summarize(*outcomes);
+  std::string attribution;
+  if (options.attribution) {
+    Result<std::string> answer = ask_attribution(*target, began, timeout);
+    if (!answer) return failure(answer.error());
+    attribution = std::move(*answer);
+  }
   if (options.json) {
     std::string json;
     JsonWriter out(json);
     out.begin_object();
     write_members(out, summary);
+    if (options.attribution) out.key("attribution").raw(attribution);
     out.end_object();
     fmt::print("{}\n", json);
   } else {
     fmt::print("{}", describe(summary));
+    if (options.attribution) {
+      const Result<std::string> table = attribution_table(attribution);
+      if (!table) return failure(table.error());
+      fmt::print("\n{}", *table);
+    }
   }
   return summary.completed > 0 ? 0 : failure("no request completed: " + summary.first_error);
 }

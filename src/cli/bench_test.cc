@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "cli/attribution_table.h"
 #include "cli/bench_client.h"
 #include "cli/memory_plan.h"
 #include "model/dummy_checkpoint.h"
@@ -40,6 +41,21 @@ TEST(MemoryPlan, CanonicalBytes) {
   EXPECT_EQ(canonical_bytes({WeightElement::int4, 32, true}, 64), 32u + 2 * 4);
   EXPECT_EQ(canonical_bytes({WeightElement::int8, 16, false}, 64), 64u + 4 * 2);
   EXPECT_EQ(canonical_bytes({WeightElement::bf16}, 64), 128u);
+}
+
+TEST(AttributionTable, SaysWhatTookTimeAndLeavesOutWhatDidNot) {
+  const auto table = attribution_table(
+      R"({"complete":false,"requests":20,"mean_ms":100,"spans":[{"name":"queue","mean_ms":75,"share":0.75},)"
+      R"({"name":"paused","mean_ms":0,"share":0},{"name":"decode","mean_ms":25,"share":0.25}],)"
+      R"("slowest":{"requests":1,"mean_ms":400,"spans":[{"name":"queue","mean_ms":360,"share":0.9},)"
+      R"({"name":"paused","mean_ms":0,"share":0},{"name":"decode","mean_ms":40,"share":0.1}]}})");
+  ASSERT_TRUE(table.ok());
+  EXPECT_NE(table->find("queue                75.00    75.0%          360.00    90.0%"), std::string::npos)
+      << *table;
+  EXPECT_EQ(table->find("paused"), std::string::npos);
+  EXPECT_NE(table->find("of 20 requests, the last that the server keeps"), std::string::npos);
+  EXPECT_FALSE(attribution_table("<html>").ok());
+  EXPECT_FALSE(attribution_table("{}").ok());
 }
 
 }  // namespace

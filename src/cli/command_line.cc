@@ -298,6 +298,8 @@ void Parser::add_bench() {
   serve->add_option("--output-tokens", s.output_tokens, "Tokens to ask for")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
+  serve->add_flag("--attribution", s.attribution,
+                  "ask the server (sluice only) where the time of these requests went, and print it");
   serve->add_flag("--no-keep-alive", s.no_keep_alive,
                   "A connection for each request, for servers that leave a second one unanswered");
   serve->add_option("--shared-prefix", s.shared_prefix, "Of the prompt, tokens that all requests share")

@@ -63,7 +63,8 @@ struct BenchServeOptions {
   bool no_keep_alive = false;
   int shared_prefix = 0;  // of the input tokens, how many are the same in every request
   uint64_t seed = 1;
-  int timeout_ms = 300000;  // of one request
+  int timeout_ms = 300000;   // of one request
+  bool attribution = false;  // ask the server afterwards where the time went
   bool json = false;
 };
 

@@ -35,6 +35,10 @@ EngineMeters::EngineMeters()
           meter::counter("sluice_generated_tokens_total", "Tokens generated and handed to clients.")),
       computed_tokens(
           meter::counter("sluice_computed_tokens_total", "Rows of all steps, recomputed ones included.")),
+      prefix_queries(meter::counter("sluice_prefix_cache_queries_total",
+                                    "Prompt tokens of admitted requests, looked up in the prefix cache.")),
+      prefix_hits(meter::counter("sluice_prefix_cache_hits_total",
+                                 "Prompt tokens of admitted requests that were found in the prefix cache.")),
       discarded_tokens(
           meter::counter("sluice_discarded_tokens_total",
                          "Tokens sampled for a sequence that had ended while they were in flight.")),
@@ -52,6 +56,7 @@ EngineMeters::EngineMeters()
       queue_seconds(seconds("sluice_request_queue_seconds", "Submission to first admission.")),
       prefill_seconds(seconds("sluice_request_prefill_seconds", "First admission to first token.")),
       decode_seconds(seconds("sluice_request_decode_seconds", "First token to last.")),
+      inference_seconds(seconds("sluice_request_inference_seconds", "First admission to last token.")),
       step_seconds(seconds("sluice_step_seconds", "Execution of a step on the device.")),
       step_gap_seconds(meter::histogram("sluice_step_gap_seconds",
                                         "Before a step, how long the device stood still though there was work.",

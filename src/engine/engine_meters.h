@@ -77,6 +77,8 @@ struct EngineMeters {
   Counter& prompt_tokens;     // of requests whose prompt has been computed
   Counter& generated_tokens;  // sent to clients
   Counter& computed_tokens;   // all rows of all steps
+  Counter& prefix_queries;    // prompt tokens of admitted requests, looked up in the prefix cache
+  Counter& prefix_hits;       // of these, found
   Counter& discarded_tokens;  // sampled for sequences that had ended meanwhile
   Counter& preemptions;
   Counter& steps;
@@ -90,6 +92,7 @@ struct EngineMeters {
   Histogram& queue_seconds;
   Histogram& prefill_seconds;
   Histogram& decode_seconds;
+  Histogram& inference_seconds;
   Histogram& step_seconds;
   Histogram& step_gap_seconds;
   Gauge& device_gap;                    // 0..1, DeviceShare

@@ -98,6 +98,8 @@ void StepLoop::note_admissions(const StepPlan& plan, TimeNs planned_by) {
     live.stream->times_.admitted = live.admitted_at;
     live.furthest_computed = live.cached_tokens;
     live.stream->progress_.cached_tokens.store(live.cached_tokens, std::memory_order_relaxed);
+    meters_.prefix_queries.add(uint64_t(live.prompt_tokens));
+    meters_.prefix_hits.add(uint64_t(live.cached_tokens));
     spans.enter(Span::prefix_lookup, live.admitted_at);
     spans.enter(Span::prefill_wait, planned_by);
     meters_.lane_queue_seconds[size_t(live.lane())]->observe(
@@ -192,6 +194,7 @@ void StepLoop::finish_times(LiveRequest& live, TimeNs now) {
   if (times.first_token == 0 && live.finish == FinishReason::length)
     meters_.prompt_tokens.add(uint64_t(live.prompt_tokens));
   if (times.first_token) meters_.decode_seconds.observe(seconds(now - times.first_token));
+  if (times.admitted) meters_.inference_seconds.observe(seconds(now - times.admitted));
   meters_.request_seconds.observe(seconds(now - times.submitted));
   meters_.request_prompt_tokens.observe(live.prompt_tokens);
   meters_.request_generated_tokens.observe(live.generated());

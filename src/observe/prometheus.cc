@@ -76,8 +76,9 @@ void append_escaped(std::string& out, std::string_view text, bool quotes) {
   }
 }
 
-void append_family(std::string& out, const std::vector<Meter>& meters, const Meter& head, std::string_view name,
+void append_family(std::string& out, const std::vector<Meter>& meters, const Meter& head, const MeterAlias& as,
                    const std::string& extra_labels) {
+  const std::string_view name = as.alias;
   out += "# HELP ";
   out += name;
   out += ' ';
@@ -89,13 +90,21 @@ void append_family(std::string& out, const std::vector<Meter>& meters, const Met
   out += '\n';
   for (const Meter& m : meters) {
     if (m.name != head.name || m.kind != head.kind) continue;
-    const std::string labels = joined(extra_labels, m.labels);
+    const std::string labels = joined(extra_labels, as.labels ? as.labels(m.labels) : m.labels);
     if (m.counter != nullptr && m.unit == 1) append_series(out, name, "", labels, m.counter->value());
     if (m.counter != nullptr && m.unit != 1)
       append_series(out, name, "", labels, double(m.counter->value()) * m.unit);
     if (m.gauge != nullptr) append_series(out, name, "", labels, m.gauge->value());
     if (m.histogram != nullptr) append_histogram(out, name, labels, *m.histogram);
   }
+}
+
+// vLLM's finished_reason: stop, length, abort, error. Our deadline stays a word of its own: two series of one
+// name and labels would be an error.
+std::string vllm_finished(const std::string& own) {
+  if (own == "reason=\"cancelled\"") return "finished_reason=\"abort\"";
+  if (own == "reason=\"failed\"") return "finished_reason=\"error\"";
+  return "finished_" + own;
 }
 
 constexpr MeterAlias kVllm[] = {
@@ -112,6 +121,14 @@ constexpr MeterAlias kVllm[] = {
     {"sluice_request_queue_seconds", "vllm:request_queue_time_seconds"},
     {"sluice_request_prefill_seconds", "vllm:request_prefill_time_seconds"},
     {"sluice_request_decode_seconds", "vllm:request_decode_time_seconds"},
+    {"sluice_request_inference_seconds", "vllm:request_inference_time_seconds"},
+    {"sluice_inter_token_seconds", "vllm:inter_token_latency_seconds"},
+    {"sluice_requests_finished_total", "vllm:request_success_total", vllm_finished},
+    {"sluice_request_prompt_tokens", "vllm:request_prompt_tokens"},
+    {"sluice_request_generated_tokens", "vllm:request_generation_tokens"},
+    {"sluice_step_tokens", "vllm:iteration_tokens_total"},
+    {"sluice_prefix_cache_queries_total", "vllm:prefix_cache_queries_total"},
+    {"sluice_prefix_cache_hits_total", "vllm:prefix_cache_hits_total"},
 };
 
 }  // namespace
@@ -136,10 +153,10 @@ std::string prometheus_text(const std::vector<Meter>& meters, std::span<const Me
     return nullptr;
   };
   for (const Meter& m : meters) {
-    if (first_of(m.name) == &m) append_family(out, meters, m, m.name, "");
+    if (first_of(m.name) == &m) append_family(out, meters, m, {m.name, m.name}, "");
   }
   for (const MeterAlias& alias : aliases) {
-    if (const Meter* m = first_of(alias.own)) append_family(out, meters, *m, alias.alias, alias_labels);
+    if (const Meter* m = first_of(alias.own)) append_family(out, meters, *m, alias, alias_labels);
   }
   return out;
 }

@@ -16,6 +16,7 @@ inline constexpr std::string_view kPrometheusContentType = "text/plain; version=
 struct MeterAlias {
   std::string_view own;
   std::string_view alias;
+  std::string (*labels)(const std::string& own) = nullptr;  // in the other program's words; null: the same
 };
 
 // vLLM's names for what we count alike: what dashboards for it and the Gateway API's endpoint picker read.

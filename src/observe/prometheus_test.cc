@@ -49,6 +49,27 @@ TEST(Prometheus, AliasesCarryTheSameValuesUnderTheOtherName) {
   EXPECT_THAT(text, Not(HasSubstr("vllm:prompt_tokens_total")));  // what is not counted has no alias
 }
 
+TEST(Prometheus, AliasesSpeakTheOthersWordsInLabelsToo) {
+  Counter stop, cancelled;
+  stop.add(3);
+  const std::vector<Meter> meters = {{Meter::Kind::counter, "sluice_requests_finished_total", "E.",
+                                      "reason=\"stop\"", &stop, nullptr, nullptr},
+                                     {Meter::Kind::counter, "sluice_requests_finished_total", "",
+                                      "reason=\"cancelled\"", &cancelled, nullptr, nullptr}};
+  const std::string text = prometheus_text(meters, vllm_aliases());
+  EXPECT_THAT(text, HasSubstr("\nsluice_requests_finished_total{reason=\"cancelled\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("\nvllm:request_success_total{finished_reason=\"stop\"} 3\n"));
+  EXPECT_THAT(text, HasSubstr("\nvllm:request_success_total{finished_reason=\"abort\"} 0\n"));
+}
+
+TEST(Prometheus, CountersOfSmallUnitsAreWrittenInTheUnitOfTheirName) {
+  Counter ns;
+  ns.add(1'500'000'000);
+  const std::vector<Meter> meters = {
+      {Meter::Kind::counter, "t_seconds_total", "T.", "", &ns, nullptr, nullptr, 1e-9}};
+  EXPECT_THAT(prometheus_text(meters), HasSubstr("\nt_seconds_total 1.5\n"));
+}
+
 TEST(Prometheus, GaugesAreAlwaysNumbers) {
   Gauge broken;
   broken.set(std::nan(""));
