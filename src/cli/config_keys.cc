@@ -94,6 +94,10 @@ const Key kKeys[] = {
      "Of a card's memory, what weights, activations and the KV cache may take together (0.9 by default); other "
      "programs' use counts as well, and 768 MiB are always kept back. No effect on a CPU."},
 
+    {"kv.prefix_cache", "kv", "", SLOT(model.engine.prefix_cache), 0, 0, "",
+     "Keep what was computed until its memory is needed, and take it over where a request begins as an earlier "
+     "one of the same cache salt did (the default)."},
+
     {"server.host", "server", "", SLOT(server.host), 0, 0, "", "Address to listen on."},
     {"server.port", "server", "", SLOT(server.port), 0, 65535, "",
      "Port to listen on; 0: any free one, printed at start."},

@@ -104,6 +104,7 @@ struct EngineConfig {
   double gpu_memory_fraction = 0.9;  // of a card's memory, what everything together may take
   BatchingSettings batching = {};    // who may start when
   SchedulingSettings scheduling = {};
+  bool prefix_cache = true;  // what was computed is found again by requests that begin alike
 };
 
 // What was decided at start; printed, and returned by /v1/models and the admin route.

@@ -29,6 +29,18 @@ EngineMeters::EngineMeters()
       kv_usage(meter::gauge("sluice_kv_usage_ratio", "Share of the key/value blocks in use.")),
       blocks_used(meter::gauge("sluice_kv_blocks_used", "Key/value blocks in use.")),
       blocks_total(meter::gauge("sluice_kv_blocks", "Key/value blocks in the pool.")),
+      blocks_cached(meter::gauge("sluice_kv_blocks_cached",
+                                 "Key/value blocks that nobody uses and whose content is kept.")),
+      prefix_looked_up_tokens(meter::counter("sluice_prefix_cache_queries_tokens_total",
+                                             "Prompt tokens looked up in the prefix cache, at admission.")),
+      prefix_found_tokens(meter::counter("sluice_prefix_cache_hits_tokens_total",
+                                         "Prompt tokens found in the prefix cache, so not computed.")),
+      prefix_resumed_tokens(meter::counter("sluice_prefix_cache_resumed_tokens_total",
+                                           "Tokens of preempted requests found there when they resumed.")),
+      prefix_hit_ratio(meter::gauge("sluice_prefix_cache_hit_ratio",
+                                    "Share found of about the last hundred thousand tokens looked up.")),
+      prefix_evictions(meter::counter("sluice_prefix_cache_evictions_total",
+                                      "Blocks whose kept content gave way to something else.")),
       prompt_tokens(
           meter::counter("sluice_prompt_tokens_total", "Prompt tokens of requests past their prompt.")),
       generated_tokens(

@@ -59,6 +59,22 @@ class OneSequenceShare {
   double steps_ = 0, alone_ = 0;
 };
 
+// Of about the last hundred thousand prompt tokens that were looked up in the prefix cache, the share that was
+// found.
+class PrefixHitShare {
+ public:
+  double after(int looked_up, int found) {
+    constexpr double kForget = 1 << 17;
+    looked_up_ += looked_up;
+    found_ += found;
+    if (looked_up_ > kForget) looked_up_ /= 2, found_ /= 2;
+    return looked_up_ > 0 ? found_ / looked_up_ : 0;
+  }
+
+ private:
+  double looked_up_ = 0, found_ = 0;
+};
+
 struct EngineMeters {
   EngineMeters();
 
@@ -73,6 +89,13 @@ struct EngineMeters {
   Gauge& kv_usage;  // 0..1
   Gauge& blocks_used;
   Gauge& blocks_total;
+  Gauge& blocks_cached;
+
+  Counter& prefix_looked_up_tokens;
+  Counter& prefix_found_tokens;
+  Counter& prefix_resumed_tokens;
+  Gauge& prefix_hit_ratio;    // 0..1, PrefixHitShare
+  Counter& prefix_evictions;  // blocks
 
   Counter& prompt_tokens;     // of requests whose prompt has been computed
   Counter& generated_tokens;  // sent to clients

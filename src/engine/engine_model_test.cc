@@ -208,6 +208,60 @@ TEST(Batching, PreemptedAsUndisturbed) {
   }
 }
 
+// Conversations over few beginnings, in two rounds: whole blocks, parts of blocks, other salts, and with little
+// memory preemption and eviction too. What is found in the cache answers as what is computed.
+TEST(PrefixCache, OnAsOffBitForBit) {
+  for (const auto& [path, blocks] : {std::pair{tiny("llama-tied"), 0},
+                                     {tiny("llama-tied"), 26},
+                                     {tiny("gemma3-local-global"), 0},
+                                     {tiny("gemma3-local-global"), 220},
+                                     {tiny("mistral-window"), 0}}) {
+    Loaded model(path, false);
+    EngineConfig config{.max_sequences = 8, .step_tokens = 48, .max_context = 320};
+    config.prefix_cache = false;
+    model.start(config);
+    std::vector<Request> wishes;
+    for (int i = 0; i < 24; ++i) {
+      Request r = greedy({}, 0);
+      for (int t = 0; t < 50 + 45 * (i % 3); ++t) r.prompt.push_back((i % 3 * 977 + t * 31) % model.spec.vocab);
+      if (i % 5 == 1) r.sampling.temperature = 0.8f, r.sampling.seed = uint64_t(i);
+      if (i % 6 == 2) r.sampling.repetition_penalty = 1.3f;
+      r.sampling.prompt_top_logprobs = i == 5 ? 0 : -1;
+      r.prompt.resize(r.prompt.size() - size_t(i % 7));
+      for (int t = 0; t < i * 5 % 40; ++t) r.prompt.push_back(int32_t(i * 31 + t) % model.spec.vocab);
+      r.cache_salt[0] = uint64_t(i % 4 == 3);
+      r.max_tokens = 30 + i;
+      wishes.push_back(std::move(r));
+    }
+    std::vector<Outcome> off;
+    for (const Request& r : wishes) {
+      TestClient client(*model.engine, r);
+      off.push_back(outcome(client));
+      EXPECT_EQ(client.stream->times().cached_tokens, 0);
+    }
+    config.prefix_cache = true;
+    config.kv_bytes = size_t(blocks) * (model.engine->info().kv_bytes / size_t(model.engine->info().blocks));
+    model.start(config);
+    int cached = 0, preemptions = 0;
+    for (int round = 0; round < 2; ++round) {
+      std::deque<TestClient> together;
+      for (const Request& r : wishes) together.emplace_back(*model.engine, r);
+      for (size_t i = 0; i < wishes.size(); ++i) {
+        const Outcome got = outcome(together[i]);
+        EXPECT_TRUE(got == off[i]) << path << " round " << round << " request " << i;
+        cached += together[i].stream->times().cached_tokens;
+        preemptions += got.preemptions;
+        EXPECT_TRUE(i != 5 || together[i].stream->times().cached_tokens == 0)
+            << "its prompt's logits are wanted";
+      }
+    }
+    EXPECT_GT(cached, 500) << path;
+    EXPECT_TRUE(preemptions > 0 || blocks != 26) << path;
+    model.engine->drain(now_ns() + 60'000'000'000);
+    EXPECT_EQ(model.engine->status().blocks_used, 0);
+  }
+}
+
 TEST(Batching, AWarmStepOfTheModelAllocatesNothing) {
   Loaded model(tiny("llama-tied"), false);
   model.start({.max_sequences = 16, .step_tokens = 64, .max_context = 256, .logit_rows = 8});

@@ -133,6 +133,63 @@ TEST_P(EngineTest, APreemptedRequestIsAsIfUndisturbed) {
   expect_empty();
 }
 
+// Conversations: each goes on from what an earlier one was answered, some stop at an end id with the next step
+// already in flight, some are preempted.
+TEST_P(EngineTest, WhatIsFoundInThePrefixCacheIsWhatWasComputed) {
+  for (const int blocks : {0, 150}) {
+    Scene scene;
+    scene.policy.prefix_cache = true;
+    scene.context = 256;
+    scene.blocks = blocks;
+    for (int32_t id = 0; id < 40; ++id) scene.end_ids.push_back(id);
+    make(scene);
+    std::vector<Request> wishes;
+    for (int i = 0; i < 6; ++i) wishes.push_back(wish(30 + i, 40, uint64_t(i)));
+    int cached = 0;
+    for (int turn = 0; turn < 5; ++turn) {
+      std::deque<TestClient> clients;
+      for (const Request& r : wishes) clients.emplace_back(*engine_, r);
+      for (const Request& r : wishes) clients.emplace_back(*engine_, r);
+      for (size_t i = 0; i < clients.size(); ++i) {
+        Request& r = wishes[i % wishes.size()];
+        clients[i].finish();
+        EXPECT_EQ(clients[i].ids, expected(r)) << "turn " << turn << " request " << i;
+        cached += clients[i].stream->times().cached_tokens;
+        EXPECT_LT(clients[i].stream->times().cached_tokens, int(r.prompt.size()));
+      }
+      for (size_t i = 0; i < wishes.size(); ++i) {
+        Request& r = wishes[i];
+        r.prompt.insert(r.prompt.end(), clients[i].ids.begin(), clients[i].ids.end());
+        r.prompt.resize(std::min<size_t>(r.prompt.size(), 200));
+        r.cache_salt[0] = uint64_t(turn == 3);
+      }
+    }
+    EXPECT_GT(cached, 500);
+    expect_empty();
+    engine_.reset();
+  }
+}
+
+TEST_P(EngineTest, ABurstWithOnePromptComputesItOnce) {
+  Scene scene;
+  scene.policy.prefix_cache = true;
+  make(scene);
+  Request r = wish(200, 3);
+  runner_->hold();
+  const int begun = runner_->begun();
+  std::deque<TestClient> clients;
+  clients.emplace_back(*engine_, r);
+  runner_->await_begun(begun + 1);  // it runs, and the others come behind it
+  for (int i = 0; i < 5; ++i) clients.emplace_back(*engine_, r);
+  runner_->let_go();
+  for (TestClient& c : clients) {
+    c.finish();
+    EXPECT_EQ(c.ids, expected(r));
+  }
+  for (size_t i = 1; i < clients.size(); ++i)
+    EXPECT_GE(clients[i].stream->times().cached_tokens, 196 - 4 * 4) << "request " << i;
+}
+
 TEST_P(EngineTest, PenaltiesSeeTheWholeHistory) {
   make();
   Request r = wish(20, 30);

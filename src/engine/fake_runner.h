@@ -4,6 +4,7 @@
 // alone (expected_next).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -128,6 +129,10 @@ class FakeRunner final : public StepRunner {
 
   void compute(Step& step) {
     const BatchInput& b = step.batch;
+    const size_t block = size_t(layout_.block_tokens);
+    for (auto [from, to] : step.plan.copies)
+      std::copy_n(cache_.begin() + long(size_t(from) * block), block,
+                  cache_.begin() + long(size_t(to) * block));
     const int rows = int(step.rows.size());  // what the batch has beyond is padding
     for (int row = 0; row < b.tokens; ++row)
       if (b.kv_lengths[b.row_sequence[row]] > 0) store(b, row);

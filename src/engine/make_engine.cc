@@ -201,6 +201,7 @@ Result<Policy> policy_of(const EngineConfig& config) {
   policy.step_tokens = std::max(config.step_tokens, config.max_sequences);  // one for each always fits
   policy.max_queue = config.max_queue;
   policy.min_progress = config.block_tokens;
+  policy.prefix_cache = config.prefix_cache;
   return policy_with(policy, config.batching, config.scheduling, config.mixed_prompt_tokens);
 }
 

@@ -36,6 +36,7 @@ void ModelRunner::launch(Step& step) {
   const BatchInput batch = on_device(step);
   stage(step, batch);
   backend_.open_step(step.slot);
+  if (!step.plan.copies.empty()) backend_.copy_blocks(pool_.as<std::byte>(), kv_.block_bytes, step.plan.copies);
   if (!step.replayable) {
     run(step, batch);
   } else if (const int key = batch.sequences * kStepsInFlight + step.slot; backend_.replay(key)) {

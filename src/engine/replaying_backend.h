@@ -86,8 +86,12 @@ class ReplayingBackend : public Backend {
       inner_->sample(now);
     });
   }
-  void copy_blocks(std::byte*, size_t, std::span<const std::pair<int32_t, int32_t>>) override {
-    CHECK(false, "not used by the engine");
+  void copy_blocks(std::byte* pool, size_t bytes,
+                   std::span<const std::pair<int32_t, int32_t>> from_to) override {
+    CHECK(!recording_, "copies differ from step to step");
+    op([this, pool, bytes, copies = std::vector(from_to.begin(), from_to.end())] {
+      inner_->copy_blocks(pool, bytes, copies);
+    });
   }
   void finish_step() override {}
 

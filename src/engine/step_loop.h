@@ -103,6 +103,8 @@ class StepLoop {
   TimeNs work_since_ = 0;  // since when there has been something to compute without a break; 0: there is not
   DeviceShare device_share_;
   OneSequenceShare one_sequence_share_;
+  PrefixHitShare prefix_hit_share_;
+  uint64_t evictions_seen_ = 0;
 
   // Published for status().
   std::atomic<int> running_{0}, waiting_{0}, blocks_used_{0};

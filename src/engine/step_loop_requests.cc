@@ -32,7 +32,7 @@ StepLoop::StepLoop(const StepLoopParts& parts, StepRunner& runner, EngineDoor& d
       builder_({parts.policy.step_tokens, parts.policy.max_running, parts.replay}, parts.layout, parts.cost),
       executor_(runner, door.bell) {
   for (Step& step : executor_.steps()) {
-    step.plan.reserve(parts.policy.max_running, parts.policy.max_queue);
+    step.plan.reserve(parts.policy.max_running, parts.policy.max_queue, parts.layout.groups());
     builder_.reserve(step, runner);
   }
   to_notify_.reserve(size_t(parts.policy.max_running) * 2 + size_t(parts.policy.max_queue));
@@ -240,6 +240,9 @@ void StepLoop::record(Step& step, TimeNs commit_began) {
   r.stopped_by = step.plan.stopped_by;
   r.flushed_by = step.plan.flushed_by;
   r.batch = step.plan.batch;
+  r.looked_up_tokens = step.plan.looked_up_tokens;
+  r.cached_tokens = step.plan.cached_tokens;
+  r.resumed_tokens = step.plan.resumed_tokens;
   // What the device waited for lay with the host only from when there was something to compute.
   r.gap_ns = std::clamp<TimeNs>(r.execute_at - work_since_, 0, r.idle_ns);
   r.commit_ns = now_ns() - commit_began;
@@ -265,6 +268,10 @@ void StepLoop::meter(const StepRecord& r) {
   meters_.graph_steps[size_t(r.graph)]->add();
   meters_.step_tokens.observe(r.tokens);
   meters_.step_sequences.observe(r.sequences);
+  meters_.prefix_looked_up_tokens.add(uint64_t(r.looked_up_tokens));
+  meters_.prefix_found_tokens.add(uint64_t(r.cached_tokens));
+  meters_.prefix_resumed_tokens.add(uint64_t(r.resumed_tokens));
+  meters_.prefix_hit_ratio.set(prefix_hit_share_.after(r.looked_up_tokens, r.cached_tokens));
   if (r.batch) {
     meters_.batch_requests.observe(r.batch);
     meters_.batches[size_t(r.flushed_by)]->add();
@@ -285,6 +292,9 @@ void StepLoop::publish_status() {
   meters_.running.set(running);
   meters_.waiting.set(waiting);
   meters_.blocks_used.set(blocks.used());
+  meters_.blocks_cached.set(blocks.cached());
+  meters_.prefix_evictions.add(blocks.evicted() - evictions_seen_);
+  evictions_seen_ = blocks.evicted();
   meters_.kv_usage.set(blocks.total() ? double(blocks.used()) / blocks.total() : 0);
 }
 
@@ -335,6 +345,7 @@ void StepLoop::warm_up_prompt(int tokens) {
     scheduler_.land(entry, id, entry.samples ? FinishReason::length : FinishReason::none, now_ns());
     executor_.recycle(step);
   }
+  scheduler_.forget_prefixes();  // the next is to be computed, too, all of it
 }
 
 // A step of padding: once op by op, since code that is loaded while a step is being recorded is trouble, then

@@ -55,6 +55,8 @@ struct StepRecord {
   AdmissionStop stopped_by = AdmissionStop::none;
   FlushReason flushed_by = FlushReason::none;  // a batch began with this step
   int32_t batch = 0;                           // then its requests
+  // Prompt tokens of newcomers: looked up in the prefix cache, and found there; found by those that resumed.
+  int32_t looked_up_tokens = 0, cached_tokens = 0, resumed_tokens = 0;
   int32_t sampled = 0, discarded = 0, ended = 0;
 
   // Work as counted from shapes, not measured.

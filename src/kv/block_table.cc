@@ -1,6 +1,7 @@
 #include "kv/block_table.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace sluice {
 
@@ -23,6 +24,7 @@ BlockTable::BlockTable(const KvLayout& layout)
       first_(layout.windows.size(), 0),
       rows_(layout.windows.size() * size_t(layout.row_capacity()), kNoBlock) {
   CHECK(block_tokens_ > 0);
+  sources_.reserve(layout.windows.size());
 }
 
 int BlockTable::missing(int length) const {
@@ -56,16 +58,47 @@ void BlockTable::drop_behind(BlockPool& pool, int next) {
 }
 
 void BlockTable::clear(BlockPool& pool) {
-  for (int g = 0; g < int(windows_.size()); ++g) {
-    for (int i = first_[size_t(g)]; i < entries_; ++i) {
+  drop_sources(pool);
+  for (int i = entries_; i-- > 0;) {
+    for (int g = 0; g < int(windows_.size()); ++g) {
+      if (i < first_[size_t(g)]) continue;
       pool.drop(entries(g)[i]);
       entries(g)[i] = kNoBlock;
       --held_;
     }
-    first_[size_t(g)] = 0;
   }
+  std::fill(first_.begin(), first_.end(), 0);
   CHECK(held_ == 0, "a table lost count of its blocks");
   entries_ = 0;
+}
+
+void BlockTable::open(int blocks) {
+  CHECK(entries_ == 0 && blocks <= capacity_);
+  entries_ = blocks;
+  std::fill(first_.begin(), first_.end(), blocks);
+}
+
+void BlockTable::prepend(int group, BlockId block) {
+  CHECK(first_[size_t(group)] > 0);
+  entries(group)[--first_[size_t(group)]] = block;
+  ++held_;
+}
+
+void BlockTable::replace(BlockPool& pool, int group, int index, BlockId block) {
+  CHECK(index >= first_[size_t(group)] && index < entries_);
+  pool.drop(std::exchange(entries(group)[index], block));
+}
+
+void BlockTable::drop_sources(BlockPool& pool) {
+  for (BlockId source : sources_) pool.drop(source);
+  sources_.clear();
+}
+
+int BlockTable::held_alone(const BlockPool& pool) const {
+  int alone = 0;
+  for (int g = 0; g < int(windows_.size()); ++g)
+    for (int i = first_[size_t(g)]; i < entries_; ++i) alone += pool.owners(row(g)[size_t(i)]) == 1;
+  return alone;
 }
 
 }  // namespace sluice

@@ -27,6 +27,13 @@ struct KvLayout {
   int peak_blocks(int length) const;
 };
 
+// How far a sequence's blocks are in the prefix index; the index alone writes it.
+struct PrefixCursor {
+  int node = -1;         // of its last block that is in the index; -1: none yet
+  int blocks = 0;        // from the first on, that are
+  bool stopped = false;  // the index had no room: nothing further of it is kept
+};
+
 class BlockTable {
  public:
   explicit BlockTable(const KvLayout& layout);
@@ -37,8 +44,22 @@ class BlockTable {
   bool grow(BlockPool& pool, int length);
   // Frees, in windowed groups, the blocks that no row at position `next` or later sees.
   void drop_behind(BlockPool& pool, int next);
-  // Frees all.
+  // Frees all: a block before the one that precedes it, so that of a prefix the end is the longest without an
+  // owner.
   void clear(BlockPool& pool);
+
+  // What the prefix index does with an empty table: rows of `blocks` entries, without a block yet; then, from
+  // the last entry on backwards, blocks that the caller has shared.
+  void open(int blocks);
+  void prepend(int group, BlockId block);
+  // Another block with the same content, which the caller has shared, in place of this one.
+  void replace(BlockPool& pool, int group, int index, BlockId block);
+  // A block that the caller has shared, and whose content is being copied into this table's: held until then.
+  void hold_source(BlockId block) { sources_.push_back(block); }
+  void drop_sources(BlockPool& pool);
+  std::span<const BlockId> sources() const { return sources_; }
+
+  PrefixCursor cursor;
 
   // [row_blocks()] ids of a group's blocks; kNoBlock behind the window.
   std::span<const BlockId> row(int group) const {
@@ -46,16 +67,19 @@ class BlockTable {
   }
   int row_blocks() const { return entries_; }
   int held() const { return held_; }
+  // Blocks that nobody else holds: what clear would make free.
+  int held_alone(const BlockPool& pool) const;
 
  private:
   BlockId* entries(int group) { return rows_.data() + size_t(group) * size_t(capacity_); }
 
   int block_tokens_;
-  int capacity_;               // entries per row at most
-  std::vector<int> windows_;   // [groups]
-  std::vector<int> first_;     // [groups] first entry that is still held
-  std::vector<BlockId> rows_;  // [groups, capacity]
-  int entries_ = 0;            // per row; the same in every group
+  int capacity_;                  // entries per row at most
+  std::vector<int> windows_;      // [groups]
+  std::vector<int> first_;        // [groups] first entry that is still held
+  std::vector<BlockId> rows_;     // [groups, capacity]
+  std::vector<BlockId> sources_;  // capacity for one per group
+  int entries_ = 0;               // per row; the same in every group
   int held_ = 0;
 };
 

@@ -40,7 +40,7 @@ TEST(BlockPoolDeathTest, ADoubleFreeIsABug) {
   const BlockId b = pool.take();
   pool.drop(b);
   EXPECT_DEATH(pool.drop(b), "freeing a free block");
-  EXPECT_DEATH(pool.share(b), "sharing a free block");
+  EXPECT_DEATH(pool.share(b), "sharing an empty block");
   EXPECT_DEATH(pool.drop(7), "no such block");
 }
 

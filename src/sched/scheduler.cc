@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "sched/plan_state.h"
 
@@ -31,6 +32,7 @@ Scheduler::Scheduler(const Policy& policy, const KvLayout& layout, int blocks)
   CHECK(layout.max_step_tokens >= policy.step_tokens);
   CHECK(layout.peak_blocks(layout.max_length) <= blocks, "one sequence alone must fit the pool");
   set_policy(policy);
+  if (policy.prefix_cache) prefixes_ = std::make_unique<PrefixIndex>(layout, pool_);
   for (int slot = policy.max_running - 1; slot >= 0; --slot) {
     tables_.push_back(std::make_unique<BlockTable>(layout));
     free_slots_.push_back(slot);
@@ -96,7 +98,7 @@ void Scheduler::survey(PlanState& state) {
     state.flying[lane] |= s->steps_in_flight > 0 && !s->ended();
     if (s->state != SequenceState::running) {
       ++state.coming_slots;
-      state.coming_blocks += s->table->held();
+      state.coming_blocks += s->table->held_alone(pool_);
       continue;
     }
     ++state.running[lane];
@@ -121,7 +123,7 @@ void Scheduler::find_barrier(PlanState& state) {
   for (int lane = 0; lane < kLanes; ++lane) {
     const Sequence* s = queue_.waiting(lane) > 0 ? queue_.next(Lane(lane)) : nullptr;
     if (s && state.now - s->arrived_at >= kPatienceNs &&
-        needed_by(*s) > lane_share(policy_.lane_weights, lane, pool_.total()))
+        needed_by(*s, {}) > lane_share(policy_.lane_weights, lane, pool_.total()))
       state.barrier = std::min(state.barrier, s->order);
   }
 }
@@ -283,20 +285,33 @@ void Scheduler::admit_batch(PlanState& state) {
 
 bool Scheduler::admit(PlanState& state, Sequence* s) {
   const int lane = s->lane();
-  const AdmissionStop stop = slots_for(state, lane) <= 0                  ? AdmissionStop::slots
-                             : state.tokens <= 0 || grant(state, *s) == 0 ? AdmissionStop::budget
-                             : needed_by(*s) + promised(state) > blocks_for(state, lane) ||
-                                     !may_return(state, *s) || s->order > state.barrier
-                                 ? AdmissionStop::blocks
-                                 : AdmissionStop::none;
+  AdmissionStop stop = slots_for(state, lane) <= 0                  ? AdmissionStop::slots
+                       : state.tokens <= 0 || grant(state, *s) == 0 ? AdmissionStop::budget
+                                                                    : AdmissionStop::none;
+  PrefixMatch match;
+  int needed = 0;
+  if (stop == AdmissionStop::none) {
+    match = find_prefix(*s);
+    const auto lacks = [&] {
+      needed = needed_by(*s, match);
+      return needed + promised(state) > blocks_for(state, lane);
+    };
+    // A block that is copied needs room besides its copy, and one sequence alone must always fit.
+    if (match.copied > 0 && lacks()) match.tokens -= std::exchange(match.copied, 0);
+    stop = comes_soon(*s, match)                                           ? AdmissionStop::prefix
+           : lacks() || !may_return(state, *s) || s->order > state.barrier ? AdmissionStop::blocks
+                                                                           : AdmissionStop::none;
+  }
   if (stop != AdmissionStop::none) {
     if (state.plan.stopped_by == AdmissionStop::none) state.plan.stopped_by = stop;
-    make_room_for(state, *s, stop);
+    make_room_for(state, *s, stop, needed);
     return false;
   }
-  start(state, s);
+  start(state, s, match);
   ++state.plan.admitted;
-  CHECK(take(state, s, grant(state, *s)), "an admitted sequence fits");
+  // What it found in the cache may leave it less time than a newcomer was granted.
+  const int count = std::max(grant(state, *s), std::min({kLeastChunk, s->wanted(), state.tokens}));
+  CHECK(take(state, s, count), "an admitted sequence fits");
   return true;
 }
 
@@ -324,7 +339,7 @@ bool Scheduler::take(PlanState& state, Sequence* s, int count) {
   return true;
 }
 
-void Scheduler::start(PlanState& state, Sequence* s) {
+void Scheduler::start(PlanState& state, Sequence* s, const PrefixMatch& match) {
   queue_.remove(s);
   CHECK(running_.size() < running_.capacity());
   running_.insert(std::upper_bound(running_.begin(), running_.end(), s, by_lane_and_order), s);
@@ -340,7 +355,9 @@ void Scheduler::start(PlanState& state, Sequence* s) {
   const auto lane = size_t(s->lane());
   ++state.running[lane];
   lately_[lane].slots = std::max(lately_[lane].slots, state.running[lane]);
-  state.promised += layout_.peak_blocks(int(s->ids.size())) + layout_.groups();
+  take_over(state, *s, match);
+  state.held[lane] += s->table->held();
+  state.promised += std::max(0, layout_.peak_blocks(int(s->ids.size())) - s->table->held()) + layout_.groups();
   if (s->is_protected()) state.reserved += layout_.peak_blocks(s->longest());
 }
 
@@ -350,14 +367,16 @@ void Scheduler::land(const PlanEntry& entry, int32_t sampled, FinishReason reaso
   --s->steps_in_flight;
   s->samples_in_flight -= entry.samples;
   s->computed = entry.first + entry.count;
-  if (!s->ended()) {
+  const bool wanted = !s->ended();
+  if (wanted) {
     CHECK(entry.samples == (sampled >= 0));
     if (sampled >= 0) {
       CHECK(s->ids.size() < s->ids.capacity());
       s->ids.push_back(sampled);
     }
-    if (reason != FinishReason::none) end(s, reason);
   }
+  keep_landed(*s);
+  if (wanted && reason != FinishReason::none) end(s, reason);
   if (s->steps_in_flight == 0 && s->ended()) {
     if (s->slot >= 0) release(s);
   } else if (s->steps_in_flight == 0 && s->state == SequenceState::leaving) {

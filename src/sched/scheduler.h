@@ -13,6 +13,7 @@
 
 #include "kv/block_pool.h"
 #include "kv/block_table.h"
+#include "kv/prefix_index.h"
 #include "sched/batching.h"
 #include "sched/deadline_heap.h"
 #include "sched/lanes.h"
@@ -35,6 +36,8 @@ struct Policy {
   Batching batching = {};    // who may start when
   TimeNs target_itl_ns = 0;  // between two tokens of a stream, beside prompts; 0: automatic (step_time.h)
   LaneWeights lane_weights = kDefaultLaneWeights;  // each from 1 to kMaxLaneWeight
+  // Fixed; blocks keep their content when their last owner leaves, and are found again (scheduler_prefix.cc).
+  bool prefix_cache = false;
 };
 
 class Scheduler {
@@ -77,6 +80,11 @@ class Scheduler {
   TimeNs next_flush() const { return gate_.next_flush(quiet(), queue_); }
   const Policy& policy() const { return policy_; }
   const StepTime& step_time() const { return step_time_; }
+  // Between requests: what was computed is not found again.
+  void forget_prefixes() {
+    if (prefixes_) prefixes_->clear();
+  }
+  const PrefixIndex* prefixes() const { return prefixes_.get(); }  // null: the cache is off
 
  private:
   struct PlanState;
@@ -100,17 +108,23 @@ class Scheduler {
   bool contended(const PlanState& state, int lane) const;
   void earn(PlanState& state, int lane);
   bool take(PlanState& state, Sequence* sequence, int count);
-  void start(PlanState& state, Sequence* sequence);
+  void start(PlanState& state, Sequence* sequence, const PrefixMatch& match);
   bool quiet() const { return running_.empty() && !queue_.has_chosen() && !queue_.has_preempted(); }
+
+  // What need not be computed again (scheduler_prefix.cc).
+  PrefixMatch find_prefix(const Sequence& candidate) const;
+  bool comes_soon(const Sequence& candidate, const PrefixMatch& match) const;
+  void take_over(PlanState& state, Sequence& sequence, const PrefixMatch& match);
+  void keep_landed(const Sequence& sequence);
 
   // Slots and blocks, and who gives them up (scheduler_room.cc).
   int slots_for(const PlanState& state, int lane) const;
   int blocks_for(const PlanState& state, int lane) const;
   int promised(PlanState& state) const;
-  int needed_by(const Sequence& candidate) const;
+  int needed_by(const Sequence& candidate, const PrefixMatch& match) const;
   bool may_return(const PlanState& state, const Sequence& candidate) const;
   bool make_room(PlanState& state, const Sequence& needy, int missing);
-  void make_room_for(PlanState& state, const Sequence& candidate, AdmissionStop stop);
+  void make_room_for(PlanState& state, const Sequence& candidate, AdmissionStop stop, int needed);
   Sequence* victim_for(const PlanState& state, const Sequence& needy, int missing) const;
   bool is_lent(const PlanState& state, const Sequence& victim) const;
   bool is_first(const Sequence& needy) const;
@@ -121,6 +135,7 @@ class Scheduler {
   Policy policy_;
   const KvLayout layout_;
   BlockPool pool_;
+  std::unique_ptr<PrefixIndex> prefixes_;  // null: the cache is off
   BatchGate gate_;
   StepTime step_time_;
   std::vector<std::unique_ptr<BlockTable>> tables_;  // [max_running] by slot

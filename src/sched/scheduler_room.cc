@@ -62,10 +62,13 @@ int Scheduler::promised(PlanState& state) const {
   return state.promised;
 }
 
-// The known tokens and the newcomer's own spare block, unless its end comes before it would need one.
-int Scheduler::needed_by(const Sequence& candidate) const {
+// The known tokens and the newcomer's own spare block, unless its end comes before it would need one. Blocks
+// that it shares with others cost nothing; those that are copied are held until they are.
+int Scheduler::needed_by(const Sequence& candidate, const PrefixMatch& match) const {
   const int known = layout_.peak_blocks(int(candidate.ids.size()));
-  return known + std::min(layout_.groups(), layout_.peak_blocks(candidate.longest()) - known);
+  const int spare = std::min(layout_.groups(), layout_.peak_blocks(candidate.longest()) - known);
+  if (match.tokens == 0) return known + spare;
+  return known + spare - prefixes_->used_by_others(match) + (match.copied > 0 ? layout_.groups() : 0);
 }
 
 // Nobody makes a protected sequence give way, other protected ones included: so they only run together where
@@ -90,7 +93,7 @@ bool Scheduler::make_room(PlanState& state, const Sequence& needy, int missing) 
 
 // One that waits takes its lane's share back from the lanes after it: slots for as many as wait, or blocks for
 // itself.
-void Scheduler::make_room_for(PlanState& state, const Sequence& candidate, AdmissionStop stop) {
+void Scheduler::make_room_for(PlanState& state, const Sequence& candidate, AdmissionStop stop, int needed) {
   if (gate_.makes_batches()) return;
   if (candidate.order > state.barrier) return;
   const int lane = candidate.lane();
@@ -104,7 +107,6 @@ void Scheduler::make_room_for(PlanState& state, const Sequence& candidate, Admis
       give_way(state, victim);
     }
   } else if (stop == AdmissionStop::blocks && may_return(state, candidate)) {
-    const int needed = needed_by(candidate);
     if (state.held[size_t(lane)] + needed > share(pool_.total())) return;
     for (int lacks; (lacks = needed + promised(state) - pool_.free() - state.coming_blocks) > 0;) {
       Sequence* victim = victim_for(state, candidate, lacks);
@@ -131,7 +133,9 @@ Sequence* Scheduler::victim_for(const PlanState& state, const Sequence& needy, i
     if (s->is_protected() || !goes_before(needy, *s)) continue;
     if (s->lane() == needy.lane() ? waits : !first && !is_lent(state, *s)) continue;
     const bool settled = int(s->ids.size()) - s->resumed_length >= policy_.min_progress;
-    const double cost = double(s->planned) / std::min(s->table->held(), missing);
+    // One that shares all its blocks frees none by itself, but may once those it shares with have left.
+    const double gained = std::min(s->table->held_alone(pool_), missing);
+    const double cost = double(s->planned) / std::max(gained, 0.5);
     if (!best || settled > best_settled || (settled == best_settled && cost < best_cost))
       best = s, best_settled = settled, best_cost = cost;
   }
@@ -163,7 +167,7 @@ void Scheduler::give_way(PlanState& state, Sequence* victim) {
   if (victim->steps_in_flight > 0) {
     victim->state = SequenceState::leaving;
     ++state.coming_slots;
-    state.coming_blocks += victim->table->held();
+    state.coming_blocks += victim->table->held_alone(pool_);
   } else {
     preempt(victim, state.now);
   }
@@ -181,6 +185,7 @@ void Scheduler::preempt(Sequence* s, TimeNs now) {
 
 // Slot and blocks go back.
 void Scheduler::release(Sequence* s) {
+  if (prefixes_) prefixes_->leave(*s->table);
   s->table->clear(pool_);
   free_slots_.push_back(s->slot);
   s->slot = -1;

@@ -1,10 +1,12 @@
 // Random traffic through a fake executor, two steps in flight, with little memory, under every batching policy:
-// every request ends, nothing leaks, no step exceeds its budget, nobody is overtaken, nobody joins a batch. The
-// invariants are checked at every step.
+// every request ends, nothing leaks, no step exceeds its budget, nobody is overtaken, nobody joins a batch;
+// with the prefix cache, what is found there is what would have been computed, and nobody writes to what others
+// read. The invariants are checked at every step.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <memory>
 #include <random>
 #include <set>
@@ -22,7 +24,9 @@ struct Traffic {
   Policy policy;
   int max_length = 96;
   int lanes = kLanes;
-  bool grow = false;  // short prompts, answers of the full length
+  bool grow = false;            // short prompts, answers of the full length
+  bool shared_prompts = false;  // few beginnings, and answers that are asked about further
+  int salts = 1;
   double cancel_share = 0.1, pause_share = 0.05, deadline_share = 0.1, host_state_share = 0.2;
 };
 
@@ -35,7 +39,9 @@ class Simulation {
                .windows = t.windows,
                .max_length = t.max_length,
                .max_step_tokens = t.policy.step_tokens};
-    scheduler_ = std::make_unique<Scheduler>(t.policy, layout_, layout_.peak_blocks(t.max_length) + t.blocks);
+    const int blocks = layout_.peak_blocks(t.max_length) + t.blocks;
+    scheduler_ = std::make_unique<Scheduler>(t.policy, layout_, blocks);
+    cache_.assign(size_t(blocks) * 4, kNothing);
   }
 
   void run() {
@@ -46,7 +52,7 @@ class Simulation {
       disturb();
       if (flying_.size() < 2) {
         auto plan = std::make_unique<StepPlan>();
-        plan->reserve(traffic_.policy.max_running, traffic_.policy.max_queue);
+        plan->reserve(traffic_.policy.max_running, traffic_.policy.max_queue, layout_.groups());
         const std::vector<Sequence*> before(scheduler_->running().begin(), scheduler_->running().end());
         scheduler_->plan(now_, *plan);
         const bool busy = std::any_of(before.begin(), before.end(), [&](Sequence* s) {
@@ -55,7 +61,10 @@ class Simulation {
         check_batch(*plan, busy);
         check_plan(*plan);
         for (Sequence* s : plan->expired) ended(s);
-        if (!plan->empty()) flying_.push_back(std::move(plan));
+        if (!plan->empty()) {
+          auto tables = tables_of(*plan);
+          flying_.push_back({std::move(plan), std::move(tables)});
+        }
       }
       if (flying_.size() == 2 || (!flying_.empty() && chance(0.3))) land();
       check_blocks();
@@ -65,6 +74,9 @@ class Simulation {
     ASSERT_LT(now_, limit) << "requests were left unfinished";
     EXPECT_TRUE(scheduler_->idle());
     EXPECT_EQ(scheduler_->blocks().used(), 0);
+    scheduler_->forget_prefixes();
+    EXPECT_EQ(scheduler_->blocks().cached(), 0);
+    EXPECT_EQ(scheduler_->blocks().free(), scheduler_->blocks().total());
     EXPECT_EQ(started_, finished_);
     for (const auto& s : sequences_) EXPECT_TRUE(s->gone());
   }
@@ -76,6 +88,18 @@ class Simulation {
   }
   // Of the steps planned while somebody waited, those that found the pool at 98 % or more.
   double full_share() const { return pressed_ ? double(full_) / pressed_ : 0; }
+  int64_t cached_tokens() const {
+    int64_t n = 0;
+    for (const auto& s : sequences_) n += s->cached_tokens;
+    return n;
+  }
+  int64_t resumed_tokens() const {
+    int64_t n = 0;
+    for (const auto& s : sequences_) n += s->resumed_tokens;
+    return n;
+  }
+  int copies() const { return copies_; }
+  uint64_t evicted() const { return scheduler_->blocks().evicted(); }
   int batches() const { return batches_; }
   int64_t computed_tokens() const { return computed_tokens_; }
   int64_t needed_tokens() const {
@@ -85,6 +109,12 @@ class Simulation {
   }
 
  private:
+  static constexpr int32_t kNothing = -1;
+  struct Flight {
+    std::unique_ptr<StepPlan> plan;
+    std::vector<std::vector<BlockId>> tables;  // [entry, group] rows when it was planned
+  };
+
   bool chance(double p) { return double(random_()) / 4294967296.0 < p; }
   int between(int a, int b) { return a + int(random_() % uint32_t(b - a + 1)); }
 
@@ -92,8 +122,13 @@ class Simulation {
     if (arrived_ == traffic_.requests || !chance(traffic_.grow ? 1 : 0.3)) return;
     ++arrived_;
     Request r;
-    const int prompt = traffic_.grow ? between(1, 8) : between(1, traffic_.max_length - 1);
-    r.prompt.assign(size_t(prompt), 3);
+    r.prompt = traffic_.shared_prompts ? shared_prompt() : std::vector<int32_t>();
+    const int prompt = !r.prompt.empty() ? int(r.prompt.size())
+                       : traffic_.grow   ? between(1, 8)
+                                         : between(1, traffic_.max_length - 1);
+    while (int(r.prompt.size()) < prompt) r.prompt.push_back(traffic_.shared_prompts ? between(0, 9) : 3);
+    if (traffic_.salts > 1) r.cache_salt[1] = random_() % uint32_t(traffic_.salts);
+    if (traffic_.shared_prompts && chance(0.05)) r.sampling.prompt_top_logprobs = 0;
     r.max_tokens = traffic_.grow ? traffic_.max_length - prompt : between(0, traffic_.max_length - prompt);
     if (chance(traffic_.deadline_share)) r.deadline = now_ + between(1, 200);
     r.lane = Lane(between(0, traffic_.lanes - 1));
@@ -107,6 +142,53 @@ class Simulation {
     }
     ++started_;
     sequences_.push_back(std::move(s));
+  }
+
+  // What an earlier one had, cut or gone on with.
+  std::vector<int32_t> shared_prompt() {
+    if (sequences_.empty() || chance(0.2)) return {};
+    const Sequence& earlier = *sequences_[random_() % std::min<size_t>(sequences_.size(), 8)];
+    std::vector<int32_t> ids(earlier.ids.begin(), earlier.ids.begin() + between(1, int(earlier.ids.size())));
+    for (int more = between(0, 12); more > 0; --more) ids.push_back(between(0, 9));
+    ids.resize(std::min(ids.size(), size_t(traffic_.max_length) - 1));
+    return ids;
+  }
+
+  std::vector<std::vector<BlockId>> tables_of(const StepPlan& plan) const {
+    std::vector<std::vector<BlockId>> tables;
+    for (const PlanEntry& e : plan.entries)
+      for (int g = 0; g < layout_.groups(); ++g) {
+        const auto row = e.sequence->table->row(g);
+        tables.emplace_back(row.begin(), row.end());
+      }
+    return tables;
+  }
+
+  // As a device would: copies, then what is computed is stored and read back through the tables. The cache
+  // holds tokens, each with the group and the salt it was stored under.
+  void execute(const Flight& flight) {
+    for (auto [from, to] : flight.plan->copies) {
+      std::copy_n(cache_.begin() + from * 4, 4, cache_.begin() + to * 4);
+      ++copies_;
+    }
+    for (size_t i = 0; i < flight.plan->entries.size(); ++i) {
+      const PlanEntry& e = flight.plan->entries[i];
+      const Sequence& s = *e.sequence;
+      for (int g = 0; g < layout_.groups(); ++g) {
+        const auto& row = flight.tables[i * size_t(layout_.groups()) + size_t(g)];
+        const auto cell = [&](int p) -> int32_t& {
+          return cache_[size_t(row[size_t(p / 4)]) * 4 + size_t(p % 4)];
+        };
+        const auto mark = [&](int p) {
+          return (s.ids[size_t(p)] * 8 + g) * 8 + int32_t(s.request.cache_salt[1]);
+        };
+        const int end = std::min(e.first + e.count, int(s.ids.size()));  // beyond it: thrown away
+        for (int p = e.first; p < e.first + e.count; ++p) cell(p) = p < end ? mark(p) : kNothing;
+        const int window = layout_.windows[size_t(g)];
+        for (int p = window ? std::max(0, e.first - window + 1) : 0; p < end; ++p)
+          ASSERT_EQ(cell(p), mark(p)) << "position " << p << " of a row at " << e.first << ", group " << g;
+      }
+    }
   }
 
   void disturb() {
@@ -172,7 +254,7 @@ class Simulation {
       ASSERT_FALSE(s->needs_host_state && e.samples && s->samples_in_flight > 1);
       tokens += e.count;
       computed_tokens_ += e.count;
-      if (s->admitted_at == now_ && s->preemptions == 0 && e.first == 0) {
+      if (s->admitted_at == now_ && s->preemptions == 0 && e.first == s->cached_tokens) {
         uint64_t& last = last_admitted_[s->lane()][s->request.tenant];
         ASSERT_GT(s->order, last) << "a later request of the same lane and tenant was admitted first";
         last = s->order;
@@ -182,6 +264,11 @@ class Simulation {
         const int from = window ? std::max(0, e.first - window + 1) : 0;
         for (int p = from; p < s->planned; ++p)
           ASSERT_NE(s->table->row(g)[size_t(p / 4)], kNoBlock) << "position " << p << " has no block";
+        for (int p = e.first; p < s->planned; ++p) {
+          const BlockId b = s->table->row(g)[size_t(p / 4)];
+          ASSERT_EQ(scheduler_->blocks().owners(b), 1) << "others read what is written";
+          ASSERT_FALSE(scheduler_->blocks().kept(b)) << "written to though it can be found";
+        }
       }
     }
     pressed_ += !scheduler_->waiting().empty();
@@ -194,8 +281,10 @@ class Simulation {
   }
 
   void land() {
-    auto plan = std::move(flying_.front());
+    const Flight flight = std::move(flying_.front());
+    const StepPlan* plan = flight.plan.get();
     flying_.pop_front();
+    execute(flight);
     if (traffic_.seed % 2) scheduler_->note_step(*plan, 4000 + 30 * plan->tokens);
     for (const PlanEntry& e : plan->entries) {
       Sequence* s = e.sequence;
@@ -205,23 +294,30 @@ class Simulation {
       const FinishReason end = last || prompt_done         ? FinishReason::length
                                : e.samples && chance(0.03) ? FinishReason::stop
                                                            : FinishReason::none;
-      scheduler_->land(e, e.samples ? 7 : -1, end, now_);
+      scheduler_->land(e, e.samples ? int32_t(s->ids.size() * s->order % 10) : -1, end, now_);
       if (!was_ended && s->ended()) ended(s);
     }
   }
 
   void check_blocks() {
-    std::set<BlockId> owned;
+    std::map<BlockId, int> owned;
     int held = 0;
     for (const Sequence* s : scheduler_->running()) {
       ASSERT_NE(s->table, nullptr);
       held += s->table->held();
       for (int g = 0; g < layout_.groups(); ++g)
         for (BlockId b : s->table->row(g))
-          ASSERT_TRUE(b == kNoBlock || owned.insert(b).second) << "a block with two owners";
+          if (b != kNoBlock) ++owned[b], --held;
+      for (BlockId b : s->table->sources()) ++owned[b];
     }
-    ASSERT_EQ(int(owned.size()), held);
-    ASSERT_EQ(scheduler_->blocks().used(), held);
+    ASSERT_EQ(held, 0);
+    for (const auto& [b, owners] : owned) {
+      ASSERT_EQ(scheduler_->blocks().owners(b), owners);
+      ASSERT_TRUE(owners == 1 || scheduler_->blocks().kept(b)) << "two share what cannot be found";
+    }
+    ASSERT_EQ(scheduler_->blocks().used(), int(owned.size()));
+    ASSERT_TRUE(scheduler_->prefixes() || scheduler_->blocks().cached() == 0);
+    if (scheduler_->prefixes() && now_ % 16 == 0) scheduler_->prefixes()->check();
   }
 
   const Traffic traffic_;
@@ -229,7 +325,9 @@ class Simulation {
   KvLayout layout_;
   std::unique_ptr<Scheduler> scheduler_;
   std::deque<std::unique_ptr<Sequence>> sequences_;
-  std::deque<std::unique_ptr<StepPlan>> flying_;
+  std::deque<Flight> flying_;
+  std::vector<int32_t> cache_;  // [blocks, 4]
+  int copies_ = 0;
   TimeNs now_ = 0;
   int arrived_ = 0, started_ = 0, finished_ = 0, refused_ = 0;
   int64_t computed_tokens_ = 0;
@@ -308,6 +406,38 @@ TEST(SchedulerTraffic, AtTheEdgeOfThePoolEveryRequestEnds) {
   EXPECT_GT(preemptions, 100);
   EXPECT_LT(preemptions, 20 * 120 / 2);
   EXPECT_LT(computed, needed * 13 / 10);
+}
+
+// Requests that begin as others did, or go on where others ended, in little memory.
+TEST(SchedulerTraffic, PrefixesAreFoundAndRight) {
+  int64_t cached = 0, resumed = 0, preemptions = 0, copies = 0;
+  uint64_t evicted = 0;
+  for (uint32_t seed = 1; seed <= 400; ++seed) {
+    Traffic t;
+    t.seed = seed;
+    t.policy = {
+        .max_running = int(1 + seed % 9), .step_tokens = int(9 + seed % 50), .max_queue = int(2 + seed % 30)};
+    t.policy.batching =
+        batching_of(seed % 4 ? BatchingKind::continuous : BatchingKind::windowed, seed, t.policy.max_running);
+    t.policy.prefix_cache = true;
+    t.shared_prompts = true;
+    t.salts = int(1 + seed % 2);
+    t.blocks = int(seed % 60);
+    if (seed % 4 == 1) t.windows = {0, 10};
+    if (seed % 4 == 2) t.windows = {7, 0, 30};
+    if (seed % 8 == 3) t.windows = {13};
+    if (seed % 8 == 7) t.windows = {0, 0, 1};
+    Simulation run(t);
+    run.run();
+    ASSERT_FALSE(testing::Test::HasFatalFailure()) << "seed " << seed;
+    cached += run.cached_tokens(), resumed += run.resumed_tokens(), copies += run.copies();
+    preemptions += run.preemptions(), evicted += run.evicted();
+  }
+  EXPECT_GT(cached, 10000);
+  EXPECT_GT(resumed, 1000);
+  EXPECT_GT(copies, 1000);
+  EXPECT_GT(preemptions, 50);
+  EXPECT_GT(evicted, 10000u);
 }
 
 // Everything arrives at once, memory for about two; all must get through without computing the same again and

@@ -57,6 +57,7 @@ struct Sequence {
   int samples_in_flight = 0;  // of those steps, the ones that sample a token of it
   int resumed_length = 0;     // ids.size() when it was last admitted
   int cached_tokens = 0;      // of the prompt, found in the prefix cache at its first admission
+  int resumed_tokens = 0;     // found there when it resumed, summed over its preemptions
   int preemptions = 0;
   int forced_preemptions = 0;  // of these, the ones that its client had no part in
   TimeNs admitted_at = 0;      // first admission

@@ -19,8 +19,8 @@ struct PlanEntry {
 };
 
 // What kept the first waiting sequence out of this step; `window` and `serial`: the batching policy did, since
-// it belongs to a later batch.
-enum class AdmissionStop : uint8_t { none, slots, blocks, budget, slow_client, window, serial };
+// it belongs to a later batch; `prefix`: another is just computing a long beginning of it (kv/prefix_index.h).
+enum class AdmissionStop : uint8_t { none, slots, blocks, budget, slow_client, window, serial, prefix };
 
 constexpr const char* admission_stop_name(AdmissionStop stop) {
   switch (stop) {
@@ -38,6 +38,8 @@ constexpr const char* admission_stop_name(AdmissionStop stop) {
       return "window";
     case AdmissionStop::serial:
       return "serial";
+    case AdmissionStop::prefix:
+      return "prefix";
   }
   return "?";
 }
@@ -63,27 +65,34 @@ constexpr const char* flush_reason_name(FlushReason reason) {
 
 struct StepPlan {
   std::vector<PlanEntry> entries;  // one per sequence; capacity for all that may run
+  std::vector<BlockCopy> copies;   // to be made in this order before the step's ops; capacity for all slots
   std::vector<Sequence*> expired;  // ended by their deadline while planning; the caller tells their clients
   int tokens = 0;
   int admitted = 0;
   int preempted = 0;  // gave up their blocks, or will when they land
   PerLane<int> preempted_of{};
   int held_back = 0;  // wanted tokens but got no block in this step
+  // Prompt tokens of those admitted for the first time that were looked up in the prefix cache, and found;
+  // tokens found by those that resumed.
+  int looked_up_tokens = 0, cached_tokens = 0, resumed_tokens = 0;
   AdmissionStop stopped_by = AdmissionStop::none;
   FlushReason flushed_by = FlushReason::none;  // a batch began, by a policy that makes batches
   int batch = 0;                               // then its members; they may take several steps to be admitted
 
   // Room for all that may ever be in it.
-  void reserve(int max_running, int max_queue) {
+  void reserve(int max_running, int max_queue, int groups = 1) {
+    copies.reserve(size_t(max_running) * size_t(groups));
     entries.reserve(size_t(max_running));
     expired.reserve(size_t(max_running) * 2 + size_t(max_queue));
   }
   bool empty() const { return entries.empty(); }
   void reset() {
     entries.clear();
+    copies.clear();
     expired.clear();
     preempted_of = {};
     tokens = admitted = preempted = held_back = batch = 0;
+    looked_up_tokens = cached_tokens = resumed_tokens = 0;
     stopped_by = AdmissionStop::none;
     flushed_by = FlushReason::none;
   }

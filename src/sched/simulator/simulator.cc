@@ -68,7 +68,7 @@ class Simulation {
     result_.steps_of.assign(size_t(setup.policy.max_running) + 1, 0);
     result_.batches_of = result_.steps_of;
     for (Flight& flight : flights_) {
-      flight.plan.reserve(setup.policy.max_running, setup.policy.max_queue);
+      flight.plan.reserve(setup.policy.max_running, setup.policy.max_queue, setup.layout.groups());
       free_.push_back(&flight);
     }
   }
