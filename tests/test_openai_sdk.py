@@ -2,6 +2,8 @@
 import openai
 import pytest
 
+from conftest import until
+
 
 @pytest.fixture
 def client(smollm2):
@@ -91,3 +93,11 @@ def test_a_model_without_template_refuses_chat_only(gemma):
             client.chat.completions.create(model=model, messages=MESSAGES)
         assert "template" in str(refused.value)
         assert client.completions.create(model=model, prompt="Paris is", max_tokens=2).choices[0].finish_reason
+
+
+def test_timeouts_and_cancelled_streams_free_the_server(client, model, smollm2):
+    with pytest.raises(openai.APITimeoutError):
+        client.with_options(timeout=0.3).completions.create(model=model, prompt="x", max_tokens=4000, extra_body={"ignore_eos": True})
+    with client.completions.create(model=model, prompt="x", max_tokens=4000, stream=True, extra_body={"ignore_eos": True}) as stream:
+        next(iter(stream))
+    assert until(lambda: smollm2.metric("sluice_requests_running") == 0)
