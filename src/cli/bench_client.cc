@@ -301,6 +301,7 @@ class LoadRun {
     c.reused = reused;
     outcomes_[exchange] = {};
     outcomes_[exchange].sent = now_ns();
+    if (open_loop()) outcomes_[exchange].late = outcomes_[exchange].sent - begin_ - load_.start[exchange];
     c.deadline = outcomes_[exchange].sent + load_.timeout;
     c.answer = std::make_unique<Answer>(outcomes_[exchange]);
     c.out = fmt::format("{} {}{} HTTP/1.1\r\nHost: {}:{}\r\n", e.method, target_.prefix, e.path, target_.host,

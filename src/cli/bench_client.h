@@ -32,6 +32,7 @@ struct Outcome {
   std::string error;  // empty: the answer came whole, with status 200
   int status = 0;
   std::string body;  // of an answer that is no event stream; cut at 64 KiB
+  TimeNs late = 0;   // in an open loop: from when it should have begun until it did
   TimeNs sent = 0;   // connection open, request handed to the kernel
   TimeNs end = 0;
   std::vector<TimeNs> events;  // when each event with a choice came

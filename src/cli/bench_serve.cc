@@ -96,11 +96,12 @@ Result<Form> probe(const Target& target, const std::string& model, const BenchSe
   return Error{ErrorCode::kIo, "/v1/completions does not stream: " + last};
 }
 
-LoadSummary summarize(const std::vector<Outcome>& outcomes) {
+LoadSummary summarize(const std::vector<Outcome>& outcomes, bool open_loop) {
   LoadSummary s;
   TimeNs begin = INT64_MAX, end = 0;
-  std::vector<double> ttft, itl, e2e;
+  std::vector<double> ttft, itl, e2e, late;
   for (const Outcome& o : outcomes) {
+    if (open_loop) late.push_back(ms(o.late));
     begin = std::min(begin, o.sent);
     end = std::max(end, o.end);
     if (!o.error.empty() || o.events.empty()) {
@@ -116,6 +117,7 @@ LoadSummary summarize(const std::vector<Outcome>& outcomes) {
   }
   s.wall_s = seconds(end - begin);
   s.ttft = spread(std::move(ttft)), s.itl = spread(std::move(itl)), s.e2e = spread(std::move(e2e));
+  s.sent_late = spread(std::move(late));
   return s;
 }
 
@@ -172,7 +174,7 @@ int bench_serve(const BenchServeOptions& options) {
   Result<std::vector<Outcome>> outcomes = run_load(*target, load, progress);
   if (tty) fmt::print(stderr, "\r\033[K");
   if (!outcomes) return failure(outcomes.error());
-  const LoadSummary summary = summarize(*outcomes);
+  const LoadSummary summary = summarize(*outcomes, options.rate > 0);
   std::string attribution;
   if (options.attribution) {
     Result<std::string> answer = ask_attribution(*target, began, timeout);

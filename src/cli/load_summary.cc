@@ -43,6 +43,7 @@ void write_members(JsonWriter& out, const LoadSummary& s) {
   out.key("completed").integer(int64_t(s.completed));
   out.key("output_tokens").integer(s.tokens);
   out.key("wall_s").number(s.wall_s);
+  if (std::isfinite(s.sent_late.p99)) write_spread(out, "sent_late_ms", s.sent_late);
   if (!s.first_error.empty()) out.key("first_error").string(s.first_error);
 }
 
@@ -57,6 +58,11 @@ std::string describe(const LoadSummary& s) {
   out += fmt::format("{:24}{:>10}{:>10}{:>10}{:>10}\n", "ms", "p50", "p95", "p99", "mean");
   out += describe_row("time to first token", s.ttft) + describe_row("between tokens", s.itl) +
          describe_row("end to end", s.e2e);
+  constexpr double kLateMs = 10;
+  if (s.sent_late.p99 > kLateMs)
+    out +=
+        fmt::format("\nthis client could not keep the rate: 1 % of requests were sent {:.0f} ms late or more\n",
+                    s.sent_late.p99);
   if (!s.first_error.empty()) out += fmt::format("\nfirst failure: {}\n", s.first_error);
   return out;
 }

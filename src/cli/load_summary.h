@@ -20,6 +20,7 @@ Spread spread(std::vector<double> values);
 struct LoadSummary {
   double wall_s = 0;
   Spread ttft, itl, e2e;  // ms
+  Spread sent_late;       // ms, of an open loop that is driven for real: how far its client fell behind
   size_t completed = 0, failed = 0;
   int64_t tokens = 0;  // generated
   std::string first_error;

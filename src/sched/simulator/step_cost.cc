@@ -22,12 +22,12 @@ struct Normal {
   double c = 0;
 };
 
-Normal normal_of(std::span<const MeasuredStep> steps, int knee) {
+Normal normal_of(std::span<const MeasuredStep> steps, const FittedCost& last) {
   Normal n;
   for (const MeasuredStep& step : steps) {
     double terms[kCostTerms];
-    cost_terms(step.work, knee, terms);
-    const double weight = 1 / step.seconds;
+    cost_terms(step.work, last.knee, terms);
+    const double weight = 1 / std::max(1e-9, last.seconds(step.work));
     for (size_t i = 0; i < kCostTerms; ++i) {
       for (size_t j = 0; j < kCostTerms; ++j) n.a[i][j] += weight * terms[i] * terms[j];
       n.b[i] += weight * terms[i] * step.seconds;
@@ -92,6 +92,23 @@ Vector not_negative(const Normal& n) {
   return best;
 }
 
+// With weights by what was fitted before, the errors of all steps add up to nothing once nothing moves any
+// more, so throughput comes out right. (With weights by what was measured they do not: slow steps, which noise
+// makes, count too little.)
+FittedCost fit_with_knee(std::span<const MeasuredStep> steps, int knee, double& error) {
+  constexpr int kRounds = 6;
+  FittedCost cost;
+  cost.knee = knee;
+  cost.coefficient[0] = 1e-3;  // to begin with, all weigh alike
+  for (int round = 0; round < kRounds; ++round) {
+    const Normal normal = normal_of(steps, cost);
+    const Vector x = not_negative(normal);
+    std::copy(x.begin(), x.end(), cost.coefficient);
+    error = error_of(normal, x);
+  }
+  return cost;
+}
+
 void judge(CostFit& fit, std::span<const MeasuredStep> steps) {
   constexpr size_t kQuantiles = 257;
   double measured = 0, fitted = 0, squares = 0, residual = 0;
@@ -109,8 +126,11 @@ void judge(CostFit& fit, std::span<const MeasuredStep> steps) {
   fit.total_error = (fitted - measured) / measured;
   fit.residual_share = squares > 0 ? residual / squares : 0;
   std::sort(ratios.begin(), ratios.end());
+  double sum = 0;
+  for (const float ratio : ratios) sum += ratio;
   for (size_t i = 0; i < kQuantiles; ++i)
-    fit.cost.spread.push_back(ratios[i * (ratios.size() - 1) / (kQuantiles - 1)]);
+    fit.cost.spread.push_back(ratios[i * (ratios.size() - 1) / (kQuantiles - 1)] *
+                              float(double(ratios.size()) / sum));
 }
 
 }  // namespace
@@ -150,13 +170,9 @@ CostFit fit_cost(std::span<const MeasuredStep> steps) {
   fit.steps = steps.size();
   double least = std::numeric_limits<double>::infinity();
   for (const int knee : {0, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512}) {
-    const Normal normal = normal_of(steps, knee);
-    const Vector x = not_negative(normal);
-    if (const double error = error_of(normal, x); error < least) {
-      least = error;
-      fit.cost.knee = knee;
-      std::copy(x.begin(), x.end(), fit.cost.coefficient);
-    }
+    double error = 0;
+    const FittedCost cost = fit_with_knee(steps, knee, error);
+    if (error < least) least = error, fit.cost = cost;
   }
   judge(fit, steps);
   return fit;

@@ -54,7 +54,8 @@ struct FittedCost {
   double coefficient[kCostTerms] = {};  // seconds
   // Rows up to which more of them cost little, since reading weights is what takes the time.
   int knee = 0;
-  // Quantiles, evenly spaced, of measured over fitted time; empty: every step takes what was fitted.
+  // Quantiles, evenly spaced and 1 in the mean, of measured over fitted time; empty: every step takes what was
+  // fitted.
   std::vector<float> spread;
 
   double seconds(const StepWork& work) const;
@@ -75,7 +76,7 @@ struct CostFit {
 };
 
 // Non-negative least squares over every set of terms for each of a few knees, the best of which is kept. Steps
-// weigh by 1 / time, so that short steps count though long ones err by more. At least one step.
+// weigh by 1 / fitted time, so that short steps count though long ones err by more. At least one step.
 CostFit fit_cost(std::span<const MeasuredStep> steps);
 
 using StepCost = std::variant<Roofline, FittedCost>;
