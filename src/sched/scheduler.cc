@@ -194,10 +194,9 @@ void Scheduler::limit_prompts(PlanState& state) {
   for (const Sequence* s : running_) {
     if (s->state != SequenceState::running || s->paused) continue;
     if (!gate_.makes_batches()) top = std::min(top, s->lane());
-    if (s->wanted() <= 1)
-      ++pressure.generating;
-    else
-      pressure.prompts += s->lane() <= top;
+    const int wanted = s->wanted();  // 0: its last token is in flight, so a longer step holds nobody up
+    pressure.generating += wanted == 1;
+    pressure.prompts += wanted > 1 && s->lane() <= top;
   }
   state.prompt_time = std::numeric_limits<double>::infinity();
   if (pressure.generating == 0) return;
