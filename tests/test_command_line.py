@@ -9,7 +9,11 @@ from conftest import GEMMA, SLUICE, SMOLLM2, run_sluice
 
 
 @pytest.mark.parametrize("args", [("srve",), ("serve",), ("serve", "m.gguf", "--port", "x"), ("run", SMOLLM2), ("bench", "engine"),
-                                  ("bench", "serve", "--url", "ftp://x", "--rate", "1"), ("inspect",)])
+                                  ("bench", "serve", "--url", "ftp://x", "--rate", "1"), ("inspect",),
+                                  ("bench", "simulate", "--dummy", "smollm2-135m"), ("bench", "simulate", "--card", "h200"),
+                                  ("bench", "simulate", "--card", "h201", "--dummy", "smollm2-135m"),
+                                  ("bench", "simulate", "--card", "h200", "--dummy", "smollm2-135m", "--arrivals", "often"),
+                                  ("bench", "simulate", "--card", "h200", "--dummy", "smollm2-135m", "--sweep", "rate")])
 def test_wrong_use_is_exit_2_with_one_line(args):
     done = run_sluice(*args)
     assert done.returncode == 2
@@ -35,7 +39,7 @@ def test_a_file_that_is_no_model_is_refused_by_name(tmp_path):
         assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [(), ("serve",), ("run",), ("chat",), ("inspect",), ("bench",), ("bench", "engine"), ("bench", "serve")])
+@pytest.mark.parametrize("command", [(), ("serve",), ("run",), ("chat",), ("inspect",), ("bench",), ("bench", "engine"), ("bench", "serve"), ("bench", "simulate")])
 def test_help_has_examples(command):
     done = run_sluice(*command, "--help")
     assert done.returncode == 0
@@ -159,3 +163,37 @@ def test_api_key_from_the_environment(monkeypatch, start):
     assert server.get("/v1/models")[0] == 401
     assert server.get("/v1/models", {"Authorization": "Bearer secret"})[0] == 200
     assert server.get("/health")[0] == 200
+
+
+def simulate(*args):
+    done = run_sluice("bench", "simulate", *args, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_simulation_is_the_same_every_time_and_has_bench_serves_members():
+    args = ("--dummy", "llama-3.1-8b", "--card", "h200", "--arrivals", "poisson:20", "--requests", "200", "--lanes", "interactive:1,batch:1")
+    first = simulate(*args)
+    assert first == simulate(*args)
+    assert first != simulate(*args, "--seed", "2")
+    assert first["completed"] == 200 and first["failed"] == 0
+    for name in ("ttft_ms", "itl_ms", "e2e_ms", "queue_ms"):
+        assert set(first[name]) == {"p50", "p95", "p99", "mean"}
+    assert set(first["lanes"]) == {"interactive", "batch"}
+    assert sum(bar["count"] for bar in first["step_sequences"]) == first["steps"]
+
+
+def test_steps_that_a_server_recorded_are_simulated(start, tmp_path):
+    records = tmp_path / "steps.jsonl"
+    server = start(SMOLLM2, "--ctx", "512", "--record-steps", records)
+    status, answer = server.post("/v1/completions", {"prompt": "The river rises in", "max_tokens": 12, "ignore_eos": True})
+    assert status == 200, answer
+    assert server.stop()[0] == 0
+    lines = records.read_text().splitlines()
+    assert json.loads(lines[0])["sluice_steps"] == 1
+    assert sum(json.loads(line)["sampled"] for line in lines[1:]) >= 12
+    told = simulate("--fit", records, "--arrivals", "closed:2", "--requests", "10", "--input-tokens", "5", "--output-tokens", "12")
+    assert told["completed"] == 10 and told["fit"]["steps"] == len(lines) - 1
+    records.write_text("\n".join(lines[:3] + ["{}"]))
+    done = run_sluice("bench", "simulate", "--fit", records)
+    assert done.returncode == 1 and "steps.jsonl:4:" in done.stderr

@@ -22,6 +22,12 @@ Error at_flag(const char* flag, const Error& error) {
   return {error.code, fmt::format("{}: {}", flag, error.message), ""};
 }
 
+// A flag that says nothing sensible is wrong use; a file that does not is a failure.
+int refused(const Error& error) {
+  const int status = failure(error);
+  return error.code == ErrorCode::kInvalidArgument ? kExitWrongUse : status;
+}
+
 // Everything that a run is made of; a sweep changes a copy.
 struct Wish {
   Config config;
@@ -294,26 +300,27 @@ int print_runs(const Wish& wish, const std::vector<Sweep>& sweeps) {
   std::string json;
   JsonWriter out(json);
   out.begin_object().key("sweep").begin_array();
+  const size_t wide = outer.key.size() + 2, wide_inner = inner.key.empty() ? 0 : inner.key.size() + 2;
   std::string table =
-      fmt::format("{:>28}{:>28}{:>12}{:>12}{:>10}{:>10}{:>10}{:>8}{:>9}\n", outer.key, inner.key, "requests/s",
-                  "tokens/s", "mean ms", "p95 ms", "p99 ms", "failed", "busy");
+      fmt::format("{:>{}}{:>{}}{:>12}{:>12}{:>10}{:>10}{:>10}{:>8}{:>9}\n", outer.key, wide, inner.key,
+                  wide_inner, "requests/s", "tokens/s", "mean ms", "p95 ms", "p99 ms", "failed", "busy");
   std::optional<SimulatedServer> server;
   for (const std::string& a : outer.values) {
     for (const std::string& b : inner.values) {
       Wish one = wish;
-      if (Status set = set_swept(one, outer.key, a); !set) return failure(set.error());
+      if (Status set = set_swept(one, outer.key, a); !set) return refused(set.error());
       if (!inner.key.empty())
-        if (Status set = set_swept(one, inner.key, b); !set) return failure(set.error());
+        if (Status set = set_swept(one, inner.key, b); !set) return refused(set.error());
       if (!server || one.options.card != wish.options.card) {
         Result<SimulatedServer> made = server_of(one);
-        if (!made) return failure(made.error());
+        if (!made) return refused(made.error());
         server = std::move(*made);
       }
       const Result<Run> run = run_once(one, *server);
-      if (!run) return failure(run.error());
+      if (!run) return refused(run.error());
       const LoadSummary& s = run->summary;
-      table += fmt::format("{:>28}{:>28}{:>12.1f}{:>12.1f}{:>10.1f}{:>10.1f}{:>10.1f}{:>8}{:>8.1f}%\n", a, b,
-                           s.qps(), s.output_tok_s(), s.e2e.mean, s.e2e.p95, s.e2e.p99, s.failed,
+      table += fmt::format("{:>{}}{:>{}}{:>12.1f}{:>12.1f}{:>10.1f}{:>10.1f}{:>10.1f}{:>8}{:>8.1f}%\n", a, wide,
+                           b, wide_inner, s.qps(), s.output_tok_s(), s.e2e.mean, s.e2e.p95, s.e2e.p99, s.failed,
                            100 * run->utilization());
       out.begin_object().key(outer.key).string(a);
       if (!inner.key.empty()) out.key(inner.key).string(b);
@@ -328,9 +335,9 @@ int print_runs(const Wish& wish, const std::vector<Sweep>& sweeps) {
 
 int print_one(const Wish& wish) {
   const Result<SimulatedServer> server = server_of(wish);
-  if (!server) return failure(server.error());
+  if (!server) return refused(server.error());
   const Result<Run> run = run_once(wish, *server);
-  if (!run) return failure(run.error());
+  if (!run) return refused(run.error());
   if (wish.options.json) {
     std::string json;
     JsonWriter out(json);
@@ -354,10 +361,7 @@ int bench_simulate(const Config& config, const BenchSimulateOptions& options) {
   std::vector<Sweep> sweeps;
   for (const std::string& text : options.sweeps) {
     Result<Sweep> sweep = parse_sweep(text);
-    if (!sweep) {
-      failure(sweep.error());
-      return kExitWrongUse;
-    }
+    if (!sweep) return refused(sweep.error());
     sweeps.push_back(std::move(*sweep));
   }
   const Wish wish{config, options};

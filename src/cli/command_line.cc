@@ -331,7 +331,7 @@ void Parser::add_simulate(CLI::App& bench) {
   add_dummy(app);
   app->add_option("--card", s.card,
                   "Step times by the limits of h200, or of this machine (cpu); what differs follows: "
-                  "h200,read_gb_s=3350,tflop_s=500,memory_gib=80,layer_us=15,step_us=20")
+                  "h200,read_gb_s=3350,tflop_s=500,memory_gib=80,layer_us=18,step_us=20")
       ->type_name("CARD");
   app->add_option("--fit", s.fit,
                   "Step times and sizes from a file of serve --record-steps; alone, prints the fit")

@@ -48,6 +48,7 @@ void write_members(JsonWriter& out, const LoadSummary& s) {
 }
 
 std::string describe_row(const char* name, const Spread& d) {
+  if (!std::isfinite(d.mean)) return {};  // there is nothing of the kind
   return fmt::format("{:24}{:>10.1f}{:>10.1f}{:>10.1f}{:>10.1f}\n", name, d.p50, d.p95, d.p99, d.mean);
 }
 
