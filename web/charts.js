@@ -51,7 +51,7 @@ export class LineChart {
       ],
       series: [{}, ...this.series.map((s) => ({
         stroke: colour(s.colour), width: 1.5, points: {show: false}, fill: `${colour(s.colour)}1c`,
-        paths: this.stepped ? uPlot.paths.stepped({align: 1}) : undefined,
+        paths: this.stepped ? uPlot.paths.stepped({align: -1}) : undefined,
       }))],
     }, this.data, this.box);
   }

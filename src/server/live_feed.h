@@ -57,6 +57,7 @@ class LiveFeed {
 
   void run();
   void publish(TimeNs now);
+  void raise_peaks(const LiveSample& sample);  // needs mutex_
   void measure_if_idle(const LiveSample& sample);
   std::string hello() const;  // needs mutex_
   std::string event(const LiveSample& sample, int64_t unix_s) const;
