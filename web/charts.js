@@ -47,7 +47,7 @@ export class LineChart {
       scales: {x: {time: true}, y: {range: (_, low, high) => [0, this.max ?? Math.max(1e-9, (high || 1) * 1.15)]}},
       axes: [
         {...axis, space: 70, size: 24, values: (_, ticks) => ticks.map((t) => new Date(t * 1000).toLocaleTimeString("en-GB"))},
-        {...axis, size: 44, space: 34, values: (_, ticks) => ticks.map(this.format)},
+        {...axis, size: 52, space: 34, values: (_, ticks) => ticks.map(this.format)},
       ],
       series: [{}, ...this.series.map((s) => ({
         stroke: colour(s.colour), width: 1.5, points: {show: false}, fill: `${colour(s.colour)}1c`,

@@ -8,7 +8,7 @@ export function median(values) {
   return sorted.length ? sorted[sorted.length >> 1] : 0;
 }
 
-export const milliseconds = (ms) => ms === 0 ? "0 ms" : ms >= 1000 ? `${(ms / 1000).toFixed(ms >= 10000 ? 0 : 2)} s` : ms >= 10 ? `${Math.round(ms)} ms` : `${ms.toFixed(1)} ms`;
+export const milliseconds = (ms) => ms === 0 ? "0 ms" : ms < 0.1 ? `${Math.round(1000 * ms)} µs` : ms >= 1000 ? `${(ms / 1000).toFixed(ms >= 10000 ? 0 : 2)} s` : ms >= 10 ? `${Math.round(ms)} ms` : `${ms.toFixed(1)} ms`;
 
 // 0 to 4: up to 1.25, 1.75, 2.5, 4 times the median, and beyond.
 const level = (ms, typical) => [1.25, 1.75, 2.5, 4].filter((bound) => ms > bound * typical).length;
