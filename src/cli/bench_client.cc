@@ -308,6 +308,7 @@ class LoadRun {
                         target_.port);
     if (!load_.keep_alive) c.out += "Connection: close\r\n";
     if (!target_.api_key.empty()) c.out += fmt::format("Authorization: Bearer {}\r\n", target_.api_key);
+    if (!target_.lane.empty()) c.out += fmt::format("X-Priority: {}\r\n", target_.lane);
     if (!e.body.empty())
       c.out += fmt::format("Content-Type: application/json\r\nContent-Length: {}\r\n", e.body.size());
     c.out += "\r\n" + e.body;

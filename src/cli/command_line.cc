@@ -283,6 +283,8 @@ void Parser::add_bench() {
   serve->add_option("--url", s.url, "http://HOST:PORT[/PREFIX]; /v1/completions is asked")->required();
   serve->add_option("--model", s.model, "Name to send; default: the first of /v1/models");
   serve->add_option("--api-key", s.api_key, "Bearer token");
+  serve->add_option("--priority", s.lane, "Lane of all requests (sluice only)")
+      ->check(CLI::IsMember({"interactive", "standard", "batch"}));
   CLI::Option* concurrency =
       serve->add_option("--concurrency", s.concurrency, "Closed loop: so many requests always in flight")
           ->check(CLI::Range(1, 16384));
