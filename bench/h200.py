@@ -183,7 +183,8 @@ def loads(args, url):
         count = max(concurrency, int(requests * args.scale))
         command = [args.sluice, "bench", "serve", "--url", url, "--concurrency", str(concurrency), "--requests", str(count),
                    "--input-tokens", str(max(1, int(tokens_in * args.token_scale))),
-                   "--output-tokens", str(max(2, int(tokens_out * args.token_scale))), "--json"]
+                   "--output-tokens", str(max(2, int(tokens_out * args.token_scale))),
+                   "--seed", str(1 + list(LOADS).index(name)), "--json"]  # no load finds another's prompts in the prefix cache
         r = run_json(args, command, name, 60)
         if not r:
             continue

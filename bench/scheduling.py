@@ -19,8 +19,8 @@ from h200 import get, run_json, running
 
 # A burst: requests at once, prompt, answer; of the serial policy fewer requests, as it takes their sum.
 BURST = {False: (512, 512, 128, 32), True: (48, 64, 24, 12)}
-# Shared system prompt: requests, concurrency, shared tokens, own tokens, answer.
-PREFIX = {False: (1000, 64, 2048, 128, 64), True: (24, 4, 1024, 32, 16)}
+# Shared system prompt: requests, of these without the cache, concurrency, shared tokens, own tokens, answer.
+PREFIX = {False: (1000, 300, 64, 2048, 128, 64), True: (24, 24, 4, 1024, 32, 16)}
 # Streams, their prompt and answer, and the one long prompt that arrives among them.
 LONG = {False: (16, 32, 512, 32000), True: (4, 16, 192, 4000)}
 # Interactive: requests a second, how many, prompt, answer. The burst of the batch lane: requests, prompt, answer.
@@ -83,11 +83,12 @@ def attribution_line(answer):
 
 
 def prefix(args):
-    requests, concurrency, shared, own, tokens_out = PREFIX[args.small]
-    print(f"\n{requests} requests, {concurrency} at a time, {shared} shared tokens + {own}, {tokens_out} out\n{HEAD}")
+    requests, fewer, concurrency, shared, own, tokens_out = PREFIX[args.small]
+    print(f"\n{requests} requests (without the cache {fewer}), {concurrency} at a time, {shared} shared tokens + {own}, {tokens_out} out\n{HEAD}")
     for name, value in (("prefix cache", "true"), ("without", "false")):
         def measure(url):
-            r = run_json(args, bench_command(args, url, requests, shared + own, tokens_out, "--concurrency", str(concurrency),
+            count = requests if value == "true" else fewer
+            r = run_json(args, bench_command(args, url, count, shared + own, tokens_out, "--concurrency", str(concurrency),
                                              "--shared-prefix", str(shared)), "prefix " + name, 150)
             if r:
                 row(name, r)
@@ -125,7 +126,7 @@ def wait_running(url, count):
     end = time.monotonic() + 30
     while time.monotonic() < end:
         for line in get(url + "/metrics").splitlines():
-            if line.startswith("sluice_num_requests_running") and float(line.split()[-1]) >= count:
+            if line.startswith("sluice_requests_running") and float(line.split()[-1]) >= count:
                 return
         time.sleep(0.05)
 

@@ -68,12 +68,12 @@ void StepTime::solve(double ridge) {
 
 int StepTime::prompt_tokens(double time, int first, int most) const {
   if (time <= 0) return 0;
-  if (!known()) return int(std::min(time, double(most)));
+  if (prompt(first, most) <= time) return most;  // where time is no limit, all
+  if (!known()) return int(time);
   const double row = theta_[3] * kUnit[3], pair = theta_[4] * kUnit[4];
   // pair/2 n² + (row + pair · first) n = time, for the positive n.
   const double slope = row + pair * first;
   const double root = std::sqrt(slope * slope + 2 * pair * time);
-  if (slope + root <= 0) return most;
   return int(std::min(2 * time / (slope + root), double(most)));
 }
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <random>
 
 #include "sched/virtual_server.h"
@@ -80,6 +81,7 @@ TEST_F(Learning, TokensOfATimeAreThoseThatTakeIt) {
   }
   EXPECT_EQ(model_.prompt_tokens(-1, 0, 100), 0);
   EXPECT_EQ(model_.prompt_tokens(1e12, 0, 100), 100);
+  EXPECT_EQ(model_.prompt_tokens(std::numeric_limits<double>::infinity(), 0, 100), 100);
 }
 
 TEST_F(Learning, StepsThatSayNothingAreNotCounted) {
@@ -143,6 +145,18 @@ TEST(Streams, WhereMostWaitForLongPromptsStepsFillTheCard) {
   const Measured m = closed_loop(server, 32, 96, 8192, 256);
   EXPECT_LE(m.gap_p99_ms, 40);
   EXPECT_GE(m.requests_s, 3.3);
+}
+
+TEST(Streams, APromptAloneGetsWholeSteps) {
+  VirtualServer server(kH200, on_card(), 40000, 40000);
+  const int chunk = on_card().step_tokens, prompt = 16 * chunk;
+  for (int i = 0; i < 8; ++i)
+    server.submit({.at = i, .prompt = 512, .answer = 100});  // step times become known
+  server.submit({.at = TimeNs(20e9), .prompt = prompt, .answer = 1});
+  double alone = 0;
+  for (int first = 0; first < prompt; first += chunk)
+    alone += kH200.fixed + chunk * (kH200.prompt_row + kH200.pair * (first + chunk / 2.0));
+  EXPECT_LE(double(server.run().back().latency()), 1.05 * alone);
 }
 
 TEST(Streams, ALongPromptAmongThem) {
