@@ -1,5 +1,9 @@
 """The server as the official Python SDK sees it."""
+import json
+from typing import Literal
+
 import openai
+import pydantic
 import pytest
 
 from conftest import until
@@ -101,3 +105,66 @@ def test_timeouts_and_cancelled_streams_free_the_server(client, model, smollm2):
     with client.completions.create(model=model, prompt="x", max_tokens=4000, stream=True, extra_body={"ignore_eos": True}) as stream:
         next(iter(stream))
     assert until(lambda: smollm2.metric("sluice_requests_running") == 0)
+
+
+WEATHER = {"type": "function", "function": {
+    "name": "get_weather", "description": "Weather of a city", "parameters": {
+        "type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["C", "F"]}},
+        "required": ["city", "unit"], "additionalProperties": False}}}
+CLOCK = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {
+    "zone": {"enum": ["UTC", "CET"]}}, "required": ["zone"], "additionalProperties": False}}}
+
+
+def test_a_forced_tool_call_has_valid_arguments(client, model):
+    done = client.chat.completions.create(model=model, messages=MESSAGES, tools=[WEATHER, CLOCK], tool_choice="required", max_tokens=120,
+                                          parallel_tool_calls=False, seed=1)
+    choice = done.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    (call,) = choice.message.tool_calls
+    arguments = json.loads(call.function.arguments)
+    assert call.type == "function" and call.id
+    if call.function.name == "get_weather":
+        assert set(arguments) == {"city", "unit"} and arguments["unit"] in ("C", "F")
+    else:
+        assert call.function.name == "get_time" and arguments["zone"] in ("UTC", "CET")
+
+
+def test_a_named_tool_streams_its_name_first(client, model):
+    chunks = list(client.chat.completions.create(model=model, messages=MESSAGES, tools=[WEATHER, CLOCK], stream=True, max_tokens=120, seed=2,
+                                                 tool_choice={"type": "function", "function": {"name": "get_time"}}))
+    deltas = [c.choices[0].delta for c in chunks if c.choices]
+    calls = [call for d in deltas for call in d.tool_calls or []]
+    assert calls[0].function.name == "get_time" and calls[0].id
+    assert all(c.id is None and c.function.name is None for c in calls[1:])
+    assert json.loads("".join(c.function.arguments or "" for c in calls))["zone"] in ("UTC", "CET")
+    assert not "".join(d.content or "" for d in deltas)
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_a_tool_loop_goes_on_with_the_result(client, model):
+    call = client.chat.completions.create(model=model, messages=MESSAGES, tools=[CLOCK], tool_choice="required", max_tokens=60).choices[0].message
+    history = MESSAGES + [call.model_dump(exclude_none=True)] + [
+        {"role": "tool", "tool_call_id": c.id, "content": "12:00"} for c in call.tool_calls]
+    done = client.chat.completions.create(model=model, messages=history, tools=[CLOCK], max_tokens=16)
+    assert done.choices[0].finish_reason in ("stop", "length", "tool_calls")
+
+
+def test_a_parsed_pydantic_model(client, model):
+    class Person(pydantic.BaseModel):
+        name: str = pydantic.Field(max_length=20)
+        age: int = pydantic.Field(ge=0, le=120)
+        pet: Literal["cat", "dog"] | None
+
+    done = client.chat.completions.parse(model=model, messages=[{"role": "user", "content": "Make up a person."}], response_format=Person,
+                                         max_tokens=150, temperature=0)
+    assert done.choices[0].finish_reason == "stop"
+    assert isinstance(done.choices[0].message.parsed, Person)
+
+
+def test_a_keyword_that_cannot_be_enforced_is_named(client, model):
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model=model, messages=MESSAGES,
+                                       response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert refused.value.param == "response_format.json_schema.schema.properties.a.uniqueItems"

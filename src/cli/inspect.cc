@@ -99,7 +99,7 @@ void print_text_facts(const TextFacts& text) {
     return;
   }
   const ChatTemplate& c = *text.chat_template;
-  fmt::print("  {} bytes{}{}\n", c.source().size(), c.mentions_tools() ? ", speaks of tools" : "",
+  fmt::print("  {} bytes{}{}\n", c.source().size(), c.renders_tools() ? ", speaks of tools" : "",
              c.takes_content_parts() ? ", takes content parts" : "");
 }
 

@@ -3,9 +3,9 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
-#include <new>
+
+#include "base/allocation_budget.h"
 
 namespace {
 
@@ -16,33 +16,13 @@ void count() {
   if (pthread_getname_np(pthread_self(), name, sizeof name) == 0 && std::strncmp(name, "sluice-e", 8) == 0)
     ++counted;
 }
-void* allocate(std::size_t size) {
-  count();
-  if (void* p = std::malloc(size ? size : 1)) return p;
-  throw std::bad_alloc();
-}
-void* allocate(std::size_t size, std::align_val_t align) {
-  count();
-  const std::size_t a = std::size_t(align);
-  if (void* p = std::aligned_alloc(a, (size + a - 1) / a * a)) return p;
-  throw std::bad_alloc();
-}
 
 }  // namespace
 
 namespace sluice {
-uint64_t engine_allocations() { return counted.load(); }
+uint64_t engine_allocations() {
+  static const bool hooked = (set_allocation_hook(count), true);
+  static_cast<void>(hooked);
+  return counted.load();
+}
 }  // namespace sluice
-
-void* operator new(std::size_t size) { return allocate(size); }
-void* operator new[](std::size_t size) { return allocate(size); }
-void* operator new(std::size_t size, std::align_val_t align) { return allocate(size, align); }
-void* operator new[](std::size_t size, std::align_val_t align) { return allocate(size, align); }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete[](void* p) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t) noexcept { std::free(p); }
-void operator delete[](void* p, std::size_t) noexcept { std::free(p); }
-void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
-void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
-void operator delete[](void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }

@@ -27,7 +27,9 @@ SampleRow sampling_row(const LiveRequest& r, const PlanEntry& entry) {
   row.bias_ids = r.bias_ids.data();
   row.bias_values = r.bias_values.data();
   row.bias_count = int(r.bias_ids.size());
-  if (position - r.prompt_tokens < r.request.min_tokens) {
+  if (r.answer) {
+    row.mask = r.answer->words.data();  // with regard to min_tokens
+  } else if (position - r.prompt_tokens < r.request.min_tokens) {
     row.banned_ids = r.end_ids.data();
     row.banned_count = int(r.end_ids.size());
   }
@@ -77,6 +79,7 @@ void BatchBuilder::reserve(Step& step, StepRunner& runner) const {
   step.table_pitch = layout_.row_capacity();
   step.rows.reserve(size_t(limits_.max_tokens));
   step.row_begin.reserve(size_t(limits_.max_sequences) + 1);
+  step.masks.reserve(size_t(limits_.max_sequences));
 }
 
 BatchBuilder::Arrays BatchBuilder::lay_out(Step& step) const {
@@ -118,6 +121,7 @@ void BatchBuilder::build(Step& step) const {
   const Arrays to = lay_out(step);
   step.rows.clear();
   step.row_begin.clear();
+  step.masks.clear();
   int32_t row = 0;
   for (int s = 0; s < sequences; ++s) {
     const PlanEntry& entry = plan.entries[size_t(s)];
@@ -152,6 +156,7 @@ void BatchBuilder::build_padding(Step& step, int rows) const {
   step.replayable = true;
   const Arrays to = lay_out(step);
   step.rows.clear();
+  step.masks.clear();
   step.row_begin.assign(1, 0);
   add_padding(step, to, 0, rows, 1);
   finish(step, to, rows, rows, rows, 1);
@@ -219,6 +224,7 @@ void BatchBuilder::add_rows(Step& step, const PlanEntry& entry, int32_t first_ro
   if (entry.samples) {
     logit_index[step.rows.size()] = first_row + entry.count - 1;
     step.rows.push_back(sampling_row(r, entry));
+    if (r.answer) step.masks.push_back({&r.answer->made, uint32_t(end - r.prompt_tokens + 1)});
   }
 }
 

@@ -135,7 +135,7 @@ class EngineImpl final : public Engine {
     stream->times_.submitted = now_ns();
     stream->progress_.spans.start(Span::queue, stream->times_.submitted);
     if (request.sampling.prompt_top_logprobs >= 0) stream->prompt_logprobs_.reserve(request.prompt.size());
-    loop_.hand_over(std::make_unique<LiveRequest>(std::move(request), info_.end_ids, stream));
+    loop_.hand_over(std::make_unique<LiveRequest>(std::move(request), info_.end_ids, stream, info_.spec.vocab));
     return stream;
   }
 

@@ -7,13 +7,15 @@
 #include <span>
 #include <vector>
 
+#include "engine/answer_mask.h"
 #include "engine/engine.h"
 #include "sched/sequence.h"
 
 namespace sluice {
 
 struct LiveRequest : Sequence {
-  LiveRequest(Request wish, std::span<const int32_t> model_end_ids, std::shared_ptr<RequestStream> client)
+  LiveRequest(Request wish, std::span<const int32_t> model_end_ids, std::shared_ptr<RequestStream> client,
+              int vocab = 0)
       : Sequence(std::move(wish)), stream(std::move(client)) {
     for (const auto& [id, bias] : request.sampling.logit_bias) {
       bias_ids.push_back(id);
@@ -24,6 +26,8 @@ struct LiveRequest : Sequence {
     const SamplingParams& p = request.sampling;
     has_penalties = p.presence_penalty != 0 || p.frequency_penalty != 0 || p.repetition_penalty != 1;
     needs_host_state = has_penalties;
+    if (request.constraint)
+      answer = std::make_shared<AnswerMask>(std::move(request.constraint), vocab, end_ids, request.min_tokens);
   }
 
   bool ends_with(int32_t id) const { return std::find(end_ids.begin(), end_ids.end(), id) != end_ids.end(); }
@@ -34,6 +38,7 @@ struct LiveRequest : Sequence {
   std::vector<float> bias_values;
   std::vector<int32_t> end_ids;  // that end it: the client's, and the model's unless ignored
   bool has_penalties = false;
+  std::shared_ptr<AnswerMask> answer;  // null: any token may come
 
   // Engine thread.
   int prompt_rows_planned =

@@ -10,6 +10,7 @@ ModelRunner::ModelRunner(const ModelSpec& spec, const LayerGroups& groups, const
     : spec_(spec),
       backend_(backend),
       shape_(shape),
+      late_masks_(!backend.can_record() && !backend.info().is_card()),
       groups_(groups),
       decoder_(spec, groups_, weights, backend, shape.max_tokens, shape.logit_rows),
       last_ids_(backend.alloc(size_t(shape.max_sequences) * sizeof(int32_t))) {
@@ -84,6 +85,8 @@ void ModelRunner::stage(const Step& step, const BatchInput& batch) {
 
 void ModelRunner::run(const Step& step, const BatchInput& batch) {
   decoder_.forward(batch, kv_);
+  if (late_masks_)
+    for (const MaskWait& mask : step.masks) mask.wait();
   for (int first = 0; first < batch.logit_rows; first += shape_.logit_rows) {
     const int count = std::min(shape_.logit_rows, batch.logit_rows - first);
     const Tensor logits = decoder_.logits(batch, first, count);

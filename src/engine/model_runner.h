@@ -31,6 +31,7 @@ class ModelRunner final : public StepRunner {
   bool allocate_pool(int blocks, size_t block_bytes, const KvGeometry& geometry);
 
   void launch(Step& step) override;
+  bool takes_late_masks() const override { return late_masks_; }
   bool done(Step& step) override { return backend_.step_done(step.slot); }
   StepTimes times(const Step& step) override { return backend_.step_times(step.slot); }
   std::byte* host_memory(size_t bytes) override;
@@ -52,6 +53,7 @@ class ModelRunner final : public StepRunner {
   const ModelSpec& spec_;
   Backend& backend_;
   const ModelRunnerShape shape_;
+  const bool late_masks_;  // ops are done when their call returns, so that there is a moment before sampling
   const LayerGroups groups_;
   Decoder decoder_;
   Buffer pool_;  // [blocks] of block_bytes

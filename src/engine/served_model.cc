@@ -15,6 +15,7 @@ class ServedModelImpl final : public ServedModel {
   Engine& engine() override { return *engine_; }
   const Tokenizer& tokenizer() const override { return *tokenizer_; }
   const ChatTemplate* chat_template() const override { return template_ ? &*template_ : nullptr; }
+  GrammarCompiler& grammars() override { return *grammars_; }
   const GenerationDefaults& defaults() const override { return defaults_; }
   const std::string& name() const override { return name_; }
   const std::string& path() const override { return path_; }
@@ -24,6 +25,7 @@ class ServedModelImpl final : public ServedModel {
   GenerationDefaults defaults_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::optional<ChatTemplate> template_;
+  std::unique_ptr<GrammarCompiler> grammars_;
   std::unique_ptr<Backend> backend_;
   ModelSpec spec_;
   Weights weights_;
@@ -86,6 +88,8 @@ Result<std::unique_ptr<ServedModel>> load_model(const LoadOptions& options, cons
                             options.engine);
   if (!engine) return std::move(engine).error();
   model->engine_ = std::move(*engine);
+  model->grammars_ = std::make_unique<GrammarCompiler>(*model->tokenizer_, model->spec_.vocab,
+                                                       end_ids_of(*model), GrammarLimits());
   return std::unique_ptr<ServedModel>(std::move(model));
 }
 

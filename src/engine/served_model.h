@@ -9,6 +9,7 @@
 
 #include "engine/engine.h"
 #include "text/chat_template.h"
+#include "text/grammar.h"
 #include "text/tokenizer.h"
 
 namespace sluice {
@@ -36,6 +37,7 @@ class ServedModel {
   virtual Engine& engine() = 0;
   virtual const Tokenizer& tokenizer() const = 0;
   virtual const ChatTemplate* chat_template() const = 0;  // null: the model has none; chat requests say so
+  virtual GrammarCompiler& grammars() = 0;
   virtual const GenerationDefaults& defaults() const = 0;
   virtual const std::string& name() const = 0;  // file or folder name without extension
   virtual const std::string& path() const = 0;

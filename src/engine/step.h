@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/answer_mask.h"
 #include "engine/step_record.h"
 #include "sched/step_plan.h"
 #include "tensor/backend.h"
@@ -23,6 +24,7 @@ struct Step {
   int table_pitch = 0;             // elements
   std::vector<SampleRow> rows;     // of plan's entries; padding of the batch has none
   std::vector<int32_t> row_begin;  // [sequences + 1] first row of each plan entry
+  std::vector<MaskWait> masks;     // that must be made before the step samples
   bool replayable = false;         // padded to a bucket, so that a recorded step does for it
 
   // Run.

@@ -20,7 +20,7 @@ void StepLoop::run() {
     publish_status();
     notify_clients();
     if (committed || launched) continue;
-    if (door_.quit.load() && scheduler_.idle() && executor_.in_flight() == 0) return;
+    if (door_.quit.load() && scheduler_.idle() && unready_.empty() && executor_.in_flight() == 0) return;
     door_.bell.wait(heard, executor_.free_step() ? wake_at() : 0);
   }
 }
@@ -48,9 +48,20 @@ void StepLoop::drain_inbox() {
   LiveRequest* live = nullptr;
   while (inbox_.pop(live)) {
     live->arrived_at = live->stream->times_.submitted;
-    CHECK(scheduler_.add(live), "the door counts what is queued");
-    if (is_unwanted(*live)) end_without_token(*live, why_unwanted(*live), now_ns());
+    if (live->answer) {
+      ++masked_;
+      ask_for_mask(*live, -1);
+      unready_.push_back(live);
+    } else {
+      queue_up(*live);
+    }
   }
+  queue_ready();
+}
+
+void StepLoop::queue_up(LiveRequest& live) {
+  CHECK(scheduler_.add(&live), "the door counts what is queued");
+  if (is_unwanted(live)) end_without_token(live, why_unwanted(live), now_ns());
 }
 
 void StepLoop::drop_cancelled() {
@@ -74,6 +85,7 @@ bool StepLoop::launch_next() {
   if (!step) return false;
   StepRecord& r = step->record = {};
   r.paused = pause_slow_clients();
+  look_at_masks();
   r.planned_at = now_ns();
   scheduler_.plan(r.planned_at, step->plan);
   const TimeNs built_from = now_ns();
@@ -119,8 +131,14 @@ void StepLoop::commit(Step& step, size_t index, TimeNs now) {
   if (live.ended()) {  // cancelled, or past its end: what the step made of it is thrown away
     step.record.discarded += entry.samples;
     scheduler_.land(entry, -1, FinishReason::none, now);
+    if (entry.samples) ask_for_mask(live, step.results_of(index).back().id);
     if (live.gone()) forget(live);
     return;
+  }
+  if (live.answer && entry.samples && live.answer->sampled_in_vain()) {
+    step.record.discarded += 1;
+    scheduler_.land(entry, step.results_of(index).back().id, FinishReason::none, now);
+    return end_without_token(live, live.answer->failed.load() ? FinishReason::failed : FinishReason::stop, now);
   }
   account(live, entry);
   const auto results = step.results_of(index);
@@ -129,6 +147,7 @@ void StepLoop::commit(Step& step, size_t index, TimeNs now) {
   const bool prompt_only = live.request.max_tokens == 0 && entry.first + entry.count == live.prompt_tokens;
   const FinishReason reason = prompt_only ? FinishReason::length : end_reason(live, id);
   scheduler_.land(entry, id, reason, now);
+  if (id >= 0) ask_for_mask(live, id);
 
   if (entry.samples || prompt_only) {
     TokenEvent event;
@@ -154,7 +173,7 @@ void StepLoop::commit(Step& step, size_t index, TimeNs now) {
 FinishReason StepLoop::end_reason(const LiveRequest& live, int32_t id) const {
   if (id < 0) return FinishReason::none;
   const int generated = live.generated() + 1;
-  if (generated > live.request.min_tokens && live.ends_with(id)) return FinishReason::stop;
+  if ((live.answer || generated > live.request.min_tokens) && live.ends_with(id)) return FinishReason::stop;
   return generated >= live.request.max_tokens ? FinishReason::length : FinishReason::none;
 }
 

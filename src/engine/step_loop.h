@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/bounded_queue.h"
+#include "engine/answer_mask.h"
 #include "engine/batch_builder.h"
 #include "engine/engine_door.h"
 #include "engine/engine_meters.h"
@@ -65,6 +66,10 @@ class StepLoop {
   void publish_status();
 
   int pause_slow_clients();
+  void ask_for_mask(LiveRequest& live, int32_t sampled);
+  void look_at_masks();
+  void queue_up(LiveRequest& live);
+  void queue_ready();
   void note_admissions(const StepPlan& plan, TimeNs planned_by);
   void activate(const Step& step, TimeNs now);
   void rest(LiveRequest& live, TimeNs now);
@@ -111,6 +116,10 @@ class StepLoop {
   std::atomic<uint64_t> steps_{0};
   std::atomic<TimeNs> last_step_{0};
 
+  int masked_ = 0;                     // live requests with a constraint
+  std::vector<LiveRequest*> unready_;  // of those, the ones whose first mask is being made: not scheduled yet
+  const bool late_masks_;
+  MaskThreads masks_;
   Executor executor_;  // last: its thread ends first
 };
 

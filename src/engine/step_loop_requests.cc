@@ -11,6 +11,9 @@ namespace {
 // CPU may take minutes.
 constexpr TimeNs kStuckNs = 600'000'000'000;
 
+// Masks of a large batch must be made within a step of a fast device; a small machine has no core to spare.
+int mask_threads() { return std::clamp(int(std::thread::hardware_concurrency()) / 8, 1, 4); }
+
 }  // namespace
 
 TokenLogprobs logprobs_of(const SampleResult& result) {
@@ -30,12 +33,16 @@ StepLoop::StepLoop(const StepLoopParts& parts, StepRunner& runner, EngineDoor& d
       inbox_(size_t(parts.policy.max_queue) + 1),
       scheduler_(parts.policy, parts.layout, parts.blocks),
       builder_({parts.policy.step_tokens, parts.policy.max_running, parts.replay}, parts.layout, parts.cost),
+      late_masks_(runner.takes_late_masks()),
+      masks_(mask_threads(), 2 * (size_t(parts.policy.max_queue) + size_t(parts.policy.max_running)),
+             door.bell),
       executor_(runner, door.bell) {
   for (Step& step : executor_.steps()) {
     step.plan.reserve(parts.policy.max_running, parts.policy.max_queue, parts.layout.groups());
     builder_.reserve(step, runner);
   }
   to_notify_.reserve(size_t(parts.policy.max_running) * 2 + size_t(parts.policy.max_queue));
+  unready_.reserve(size_t(parts.policy.max_queue) + size_t(parts.policy.max_running));
   dropped_.reserve(size_t(parts.policy.max_running) * 2 + size_t(parts.policy.max_queue));
   meters_.blocks_total.set(parts.blocks);
   publish_status();
@@ -82,6 +89,48 @@ int StepLoop::pause_slow_clients() {
     look(s);
   }
   return paused;
+}
+
+// The next mask of an answer, once a token of it is known. One that has ended needs it only if a step is under
+// way that waits for it.
+void StepLoop::ask_for_mask(LiveRequest& live, int32_t sampled) {
+  if (live.answer && (!live.ended() || live.samples_in_flight > 0)) masks_.post(live.answer, sampled);
+}
+
+// An answer's first mask may take long, if its grammar is a difficult one; it holds up nobody but its own.
+void StepLoop::queue_ready() {
+  size_t kept = 0;
+  for (LiveRequest* live : unready_) {
+    // Announced first, then looked at: the mask is made first, then it is looked whether somebody waits.
+    live->answer->awaited.store(true);
+    if (live->answer->made.load() == 0 && !is_unwanted(*live))
+      unready_[kept++] = live;
+    else
+      queue_up(*live);
+  }
+  unready_.resize(kept);
+}
+
+// Which answers cannot be planned for want of a mask: all on a device that takes no late ones; elsewhere those
+// whose masks take long, since a step that waited for them would keep the others in it.
+void StepLoop::look_at_masks() {
+  if (masked_ == 0) return;
+  const auto look = [&](Sequence* s) {
+    auto& live = static_cast<LiveRequest&>(*s);
+    if (!live.answer || live.ended()) return;
+    AnswerMask& answer = *live.answer;
+    const auto wanted = uint32_t(live.generated() + 1);
+    const bool apart = !late_masks_ || answer.slow.load();
+    live.needs_host_state = live.has_penalties || apart;
+    const auto missing = [&] { return answer.made.load() < (apart ? wanted : 1); };
+    live.awaits_mask = missing();
+    if (!live.awaits_mask) return;
+    // Announced first, then looked at again: the mask is made first, then it is looked whether somebody waits.
+    answer.awaited.store(true);
+    live.awaits_mask = missing();
+  };
+  for (Sequence* s : scheduler_.running()) look(s);
+  for (Sequence* s : scheduler_.waiting()) look(s);
 }
 
 // `planned_by`: when the plan was made.
@@ -215,6 +264,7 @@ void StepLoop::end_without_token(LiveRequest& live, FinishReason reason, TimeNs 
 void StepLoop::forget(LiveRequest& live) {
   CHECK(live.gone() && !live.queued);
   const Lane lane = live.request.lane;
+  masked_ -= live.answer != nullptr;
   delete &live;
   ++gone_[size_t(lane)];
 }
@@ -332,7 +382,7 @@ void StepLoop::warm_up_prompt(int tokens) {
   wish.prompt.assign(size_t(tokens), 0);
   wish.max_tokens = 1;
   wish.sampling.temperature = 0;
-  LiveRequest live(std::move(wish), {}, nullptr);
+  LiveRequest live(std::move(wish), {}, nullptr, vocab_);
   CHECK(scheduler_.add(&live));
   while (!live.gone()) {
     Step* step = executor_.free_step();

@@ -19,6 +19,8 @@ class StepRunner {
   // filled for step.rows, and a row's slot keeps its id for the placeholder tokens of the next step. Sets
   // record.graph. Allocates nothing.
   virtual void launch(Step& step) = 0;
+  // Whether launch itself waits for step.masks, before it samples. Else they are made before it is called.
+  virtual bool takes_late_masks() const { return false; }
   // Whether the step's results can be read. Where launch does the work, always.
   virtual bool done(Step& step) { return true; }
   // Of a step that is done.

@@ -3,11 +3,13 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
+#include "sched/token_constraint.h"
 
 namespace sluice {
 
@@ -40,8 +42,9 @@ struct Request {
   int max_tokens = 16;  // generated; 0: prompt only (log-probabilities, cache warming)
   int min_tokens = 0;   // end ids are not sampled before
   bool ignore_eos = false;
-  std::vector<int32_t> stop_ids;  // end ids of the client's, besides the model's
-  TimeNs deadline = 0;            // 0: none
+  std::vector<int32_t> stop_ids;                // end ids of the client's, besides the model's
+  std::shared_ptr<TokenConstraint> constraint;  // of this answer alone; null: none. Not with ignore_eos
+  TimeNs deadline = 0;                          // 0: none
   Lane lane = Lane::standard;
   uint32_t tenant = 0;  // who asks: inside a lane, tenants share fairly; 0: nobody in particular
   // Prefixes are shared only between requests of equal salt (a digest of the client's word; zeros: none given).

@@ -38,12 +38,14 @@ struct Sequence {
   int prompt_tokens = 0;
 
   // Its next step needs what the last one sampled, on the host (penalties over its history): nothing sampled
-  // may then be in flight while it is planned. Set before it is added.
+  // may then be in flight while it is planned. Set between plans.
   bool needs_host_state = false;
   TimeNs arrived_at =
       0;  // when the engine was asked for it; batching policies count from here. Set before it is added.
   // Its client reads too slowly: it is not planned, and is the first to give up its blocks. Set between plans.
   bool paused = false;
+  // What its next token may be is not known yet. Set between plans.
+  bool awaits_mask = false;
 
   // From here on written by Scheduler alone.
   SequenceState state = SequenceState::waiting;
@@ -90,7 +92,8 @@ struct Sequence {
     return int(ids.size()) + samples_in_flight - planned;
   }
   bool plannable() const {
-    return state == SequenceState::running && !paused && !(needs_host_state && samples_in_flight > 0);
+    return state == SequenceState::running && !paused && !awaits_mask &&
+           !(needs_host_state && samples_in_flight > 0);
   }
 };
 

@@ -134,7 +134,7 @@ Sequence* WaitingQueue::next_fresh(LaneQueue& lane, TimeNs arrived_by) {
 Sequence* WaitingQueue::next(Lane lane) {
   LaneQueue& queue = lanes_[size_t(lane)];
   for (Sequence* s = queue.preempted.front(); s; s = s->turn.next)
-    if (!s->paused) return s;
+    if (!s->paused && !s->awaits_mask) return s;
   return next_fresh(queue, kWhenever);
 }
 
@@ -163,7 +163,7 @@ void WaitingQueue::choose(int count, TimeNs arrived_by) {
 Sequence* WaitingQueue::next_of_batch() {
   for (const LaneQueue& lane : lanes_)
     for (Sequence* s = lane.preempted.front(); s; s = s->turn.next)
-      if (!s->paused) return s;
+      if (!s->paused && !s->awaits_mask) return s;
   return chosen_.front();
 }
 

@@ -6,9 +6,11 @@
 
 namespace sluice {
 
-void append_finish_reason(JsonWriter& w, FinishReason finish) {
+void append_finish_reason(JsonWriter& w, FinishReason finish, bool called_tools) {
   if (finish == FinishReason::none)
     w.null();
+  else if (called_tools && finish == FinishReason::stop)
+    w.string("tool_calls");
   else
     w.string(finish == FinishReason::stop ? "stop" : "length");
 }

@@ -12,7 +12,8 @@ namespace sluice {
 inline constexpr std::string_view kSystemFingerprint = "fp_sluice_1";
 
 // "stop" or "length"; null while it goes on.
-void append_finish_reason(JsonWriter& w, FinishReason finish);
+// "length" wins over "tool_calls": a call that was cut short is no call.
+void append_finish_reason(JsonWriter& w, FinishReason finish, bool called_tools = false);
 // vLLM's stop_reason: the stop string, or the stop_token_ids entry that ended the text; else null.
 void append_stop_reason(JsonWriter& w, const Choice& choice);
 // {"prompt_tokens":…}

@@ -28,6 +28,10 @@ class ChatFormat final : public AnswerFormat {
     if (view.first) write_chunk(out, view, Part::role, {}, {});
     if (!delta.text.empty() || (logprobs_ && has_shown(delta)))
       write_chunk(out, view, Part::content, delta, {});
+    for (const ToolCallPiece& call : delta.calls) {
+      if (call.name.empty() && call.arguments.empty()) continue;
+      write_call_chunk(out, view, call);
+    }
     if (view.choice.ended()) write_chunk(out, view, Part::finish, delta, timings);
   }
 
@@ -51,7 +55,14 @@ class ChatFormat final : public AnswerFormat {
     first_choice_ = false;
     JsonWriter w(out);
     w.begin_object().key("index").integer(view.choice.index()).key("message").begin_object();
-    w.key("role").string("assistant").key("content").string(delta.text).key("refusal").null().end_object();
+    w.key("role").string("assistant").key("content");
+    if (delta.text.empty() && !delta.calls.empty())
+      w.null();
+    else
+      w.string(delta.text);
+    w.key("refusal").null();
+    if (!delta.calls.empty()) write_calls(w, delta.calls);
+    w.end_object();
     w.key("logprobs");
     write_logprobs(w, delta);
     write_finish(w, view.choice, view.choice.finish());
@@ -115,6 +126,39 @@ class ChatFormat final : public AnswerFormat {
     out += "}\n\n";
   }
 
+  // One piece of a call: its id and name first, then its arguments as they come.
+  void write_call_chunk(std::string& out, const ChoiceView& view, const ToolCallPiece& call) {
+    out += "data: ";
+    out += head_;
+    out += R"(,"choices":[)";
+    JsonWriter w(out);
+    w.begin_object().key("index").integer(view.choice.index()).key("delta").begin_object();
+    w.key("tool_calls").begin_array().begin_object().key("index").integer(call.index);
+    if (!call.name.empty()) w.key("id").string("call_" + random_id()).key("type").string("function");
+    w.key("function").begin_object();
+    if (!call.name.empty()) w.key("name").string(call.name);
+    w.key("arguments").string(call.arguments).end_object().end_object().end_array().end_object();
+    w.key("logprobs").null();
+    write_finish(w, view.choice, FinishReason::none);
+    w.end_object();
+    out += "]}\n\n";
+  }
+
+  // Pieces joined.
+  static void write_calls(JsonWriter& w, const std::vector<ToolCallPiece>& pieces) {
+    w.key("tool_calls").begin_array();
+    for (size_t i = 0; i < pieces.size();) {
+      const int index = pieces[i].index;
+      const std::string name = pieces[i].name;
+      std::string arguments;
+      for (; i < pieces.size() && pieces[i].index == index; ++i) arguments += pieces[i].arguments;
+      w.begin_object().key("id").string("call_" + random_id()).key("type").string("function");
+      w.key("function").begin_object().key("name").string(name).key("arguments").string(arguments);
+      w.end_object().end_object();
+    }
+    w.end_array();
+  }
+
   static bool has_shown(const ChoiceDelta& delta) {
     for (const ShownToken& token : delta.tokens) {
       if (!token.ends) return true;
@@ -124,7 +168,7 @@ class ChatFormat final : public AnswerFormat {
 
   static void write_finish(JsonWriter& w, const Choice& choice, FinishReason finish) {
     w.key("finish_reason");
-    append_finish_reason(w, finish);
+    append_finish_reason(w, finish, choice.calls() > 0);
     w.key("stop_reason");
     if (finish == FinishReason::none)
       w.null();

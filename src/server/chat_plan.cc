@@ -1,5 +1,7 @@
 #include "server/chat_plan.h"
 
+#include "server/grammar_members.h"
+
 namespace sluice {
 
 ApiFailure render_prompt(const ChatRequest& request, const ApiCall& call, std::string& out) {
@@ -13,7 +15,15 @@ ApiFailure render_prompt(const ChatRequest& request, const ApiCall& call, std::s
                     "no_chat_template"};
   }
   ChatTemplateInput input;
+  std::string as_text;
   input.messages_json = request.messages;
+  const std::string_view tools = request.tools.active() ? request.tools.tools_json : std::string_view();
+  if (chat_template->renders_tools()) {
+    input.tools_json = tools;
+  } else if (request.tools.active() || request.has_calls) {
+    as_text = tools_as_text(request.messages, tools);
+    input.messages_json = as_text;
+  }
   input.extra_json = request.template_arguments;
   input.add_generation_prompt = request.add_generation_prompt;
   input.continue_last_assistant = request.continue_final_message;
@@ -27,11 +37,41 @@ ApiFailure render_prompt(const ChatRequest& request, const ApiCall& call, std::s
   return std::nullopt;
 }
 
+namespace {
+
+ToolFormat tool_format(const ApiCall& call) {
+  bool known = false;
+  const ToolFormat set = tool_format_named(call.config.tool_parser, known);
+  if (known) return set;
+  const ChatTemplate& chat_template = *call.model.chat_template();
+  return chat_template.renders_tools() ? tool_format_of(chat_template.source()) : ToolFormat::hermes;
+}
+
+// How calls are read, and where they are forced, what makes the model call: the prompt opens the call, and a
+// grammar holds the answer to the tools.
+Status apply_tools(const ToolOptions& tools, const ApiCall& call, GenerationOptions& options,
+                   std::string& prompt) {
+  if (!tools.active()) return {};
+  options.tool_format = tool_format(call);
+  options.one_call = !tools.parallel;
+  if (!tools.forced()) return {};
+  if (options.tool_format == ToolFormat::none)
+    return Error{ErrorCode::kUnsupported, "cannot be enforced: server.tool_parser is none.", "tool_choice"};
+  options.inside_call = true;
+  if (options.tool_format == ToolFormat::hermes) prompt += "<tool_call>\n";
+  if (options.tool_format == ToolFormat::mistral) prompt += "[TOOL_CALLS] ";
+  return set_grammar(options, forced_calls(tools, options.tool_format), "tool_choice");
+}
+
+}  // namespace
+
 ApiFailure plan_chat(ChatRequest& request, const ApiCall& call, std::string id, GenerationPlan& out) {
   const TimeNs parsed = now_ns();
   if (ApiFailure failure = check_model(request.options, call)) return failure;
   std::string text;
   if (ApiFailure failure = render_prompt(request, call, text)) return failure;
+  if (Status status = apply_tools(request.tools, call, request.options, text); !status.ok())
+    return api_error(status.error());
   if (ApiFailure failure = check_text(text.size(), call, "messages")) return failure;
   Prompt prompt;
   prompt.ids = encode_prompt(call.model.tokenizer(), text, true);

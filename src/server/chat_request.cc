@@ -60,7 +60,7 @@ Status check_content(JsonView message, std::string_view role, const std::string&
   return check_parts(*content, where + ".content");
 }
 
-Status copy_message(JsonView message, const std::string& where, JsonWriter& out) {
+Status copy_message(JsonView message, const std::string& where, JsonWriter& out, bool& has_calls) {
   if (!message.is_object()) return member_error("must be an object with role and content.", where);
   const auto role_value = message.find("role");
   const auto role = role_value ? role_value->string() : std::nullopt;
@@ -69,6 +69,11 @@ Status copy_message(JsonView message, const std::string& where, JsonWriter& out)
   for (std::string_view r : kRoles) known = known || r == *role;
   if (!known) return member_error("must be system, developer, user, assistant or tool.", where + ".role");
   if (Status status = check_content(message, *role, where); !status.ok()) return status;
+  if (const auto calls = message.find("tool_calls"); calls && !calls->is_null()) {
+    if (Status status = check_tool_calls(*calls, where + ".tool_calls"); !status.ok()) return status;
+    has_calls = true;
+  }
+  has_calls = has_calls || *role == "tool";
   Status status;
   std::vector<std::string_view> seen;
   out.begin_object();
@@ -102,7 +107,7 @@ Status read_messages(JsonView value, Draft& d, const Bounds&) {
   out.begin_array();
   int i = 0;
   value.each([&](JsonView message) {
-    status = copy_message(message, "messages[" + std::to_string(i++) + "]", out);
+    status = copy_message(message, "messages[" + std::to_string(i++) + "]", out, d.chat.has_calls);
     return status.ok();
   });
   out.end_array();
@@ -171,6 +176,10 @@ constexpr Member<Draft> kMembers[] = {
     {"continue_final_message",
      [](JsonView v, Draft& d, const Bounds&) { return read_boolean(v, d.continue_final_message); }},
     {"chat_template_kwargs", read_template_arguments},
+    {"tools", [](JsonView v, Draft& d, const Bounds&) { return read_tools(v, d.chat.tools); }},
+    {"tool_choice", [](JsonView v, Draft& d, const Bounds&) { return read_tool_choice(v, d.chat.tools); }},
+    {"parallel_tool_calls",
+     [](JsonView v, Draft& d, const Bounds&) { return read_boolean(v, d.chat.tools.parallel); }},
 };
 
 }  // namespace
@@ -187,6 +196,7 @@ Result<ChatRequest> parse_chat_request(std::string_view body, const RequestBound
   if (d.continue_final_message && d.add_generation_prompt == true) {
     return member_error("cannot be set together with add_generation_prompt.", "continue_final_message");
   }
+  if (Status status = settle_tools(d.chat.tools, d.options); !status.ok()) return status.error();
   if (d.options.n > bounds.max_completions)
     return member_error(fmt::format("must be an integer from 1 to {}.", bounds.max_completions), "n");
   // continue_final_message: false alone changes nothing, as in llama.cpp's server: the last message is still

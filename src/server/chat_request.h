@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "server/request_members.h"
+#include "server/tools.h"
 
 namespace sluice {
 
@@ -19,6 +20,8 @@ struct ChatRequest {
   // A last message of the assistant is left open, unless the client set add_generation_prompt: as llama.cpp's
   // server.
   bool continue_final_message = true;
+  ToolOptions tools;
+  bool has_calls = false;  // messages hold calls of tools, or their results
   bool logprobs = false;
   int top_logprobs = 0;
 };

@@ -16,6 +16,9 @@ Choice::Choice(int index, const Tokenizer& tokenizer, const GenerationOptions& o
                    options.show_control ? ControlText::kShow : ControlText::kHide),
       matcher_(options.stop,
                options.include_stop_text ? StopMatcher::StopText::kInclude : StopMatcher::StopText::kLeaveOut),
+      tool_format_(options.tool_format),
+      one_call_(options.one_call),
+      tools_(options.tool_format, options.inside_call),
       client_stop_ids_(options.stop_ids),
       keep_tokens_(keep_tokens),
       show_control_(options.show_control),
@@ -33,12 +36,18 @@ bool Choice::push(const TokenEvent& event) {
       waiting_.push_back({{event.id, made_chars_, ends, hidden, event.logprobs}, made_bytes_});
     }
     // An end token has no text, except where the client asks for what ended the answer.
-    if (!ends) feed(detokenizer_.push(event.id));
+    if (!ends) feed(text_of(event.id));
   }
   if (matcher_.stopped()) {
     finish_ = FinishReason::stop;
+    tools_.finish(delta_.text, delta_.calls);
     release(false);
     waiting_.clear();
+    return true;
+  }
+  if (one_call_ && !delta_.calls.empty() && delta_.calls.back().complete) {
+    finish_ = FinishReason::stop;
+    release(true);
     return true;
   }
   if (event.finish != FinishReason::none) {
@@ -59,7 +68,18 @@ void Choice::feed(const std::string& text) {
   // Stop strings count only once min_tokens are there, as end tokens do.
   const std::string out = completion_tokens_ > min_tokens_ || min_tokens_ == 0 ? matcher_.push(text) : text;
   released_bytes_ += out.size();
-  delta_.text += out;
+  give(out);
+}
+
+void Choice::give(const std::string& text) { tools_.push(text, delta_.text, delta_.calls); }
+
+// Marks of tool calls are read even where control tokens are hidden.
+std::string Choice::text_of(int32_t id) {
+  if (tool_format_ != ToolFormat::none && !show_control_ && tokenizer_->is_control(id)) {
+    const std::string_view shown = tokenizer_->piece(id, ControlText::kShow);
+    if (is_tool_marker(tool_format_, shown)) return detokenizer_.finish() + std::string(shown);
+  }
+  return detokenizer_.push(id);
 }
 
 void Choice::finish_text() {
@@ -67,8 +87,9 @@ void Choice::finish_text() {
   if (!matcher_.stopped()) {
     const std::string held = matcher_.finish();
     released_bytes_ += held.size();
-    delta_.text += held;
+    give(held);
   }
+  tools_.finish(delta_.text, delta_.calls);
   // An end token begins after all text: its offset was taken before the detokenizer gave up what it held.
   if (!waiting_.empty() && waiting_.back().token.ends) waiting_.back().token.text_offset = made_chars_;
   release(!matcher_.stopped());

@@ -16,6 +16,7 @@
 #include "server/request_members.h"
 #include "text/detokenizer.h"
 #include "text/stop_matcher.h"
+#include "text/tool_calls.h"
 
 namespace sluice {
 
@@ -30,8 +31,10 @@ struct ShownToken {
 // What is new since the last take().
 struct ChoiceDelta {
   std::string text;
+  std::vector<ToolCallPiece>
+      calls;  // of tools, where options.tool_format says that there may be some: not in text
   std::vector<ShownToken> tokens;  // only where the choice keeps tokens
-  bool empty() const { return text.empty() && tokens.empty(); }
+  bool empty() const { return text.empty() && calls.empty() && tokens.empty(); }
 };
 
 class Choice {
@@ -51,6 +54,7 @@ class Choice {
   FinishReason finish() const { return finish_; }
   bool stopped_by_text() const { return matcher_.stopped(); }
   const std::string& stop_text() const { return matcher_.matched(); }
+  int calls() const { return tools_.calls(); }  // of tools, begun so far
   int32_t stop_id() const { return stop_id_; }  // a stop_token_ids entry that ended it; -1: none
   int completion_tokens() const {
     return completion_tokens_;
@@ -64,6 +68,8 @@ class Choice {
     size_t begin;  // bytes of text before it
   };
   void feed(const std::string& text);
+  void give(const std::string& text);
+  std::string text_of(int32_t id);
   void release(bool all);
   void finish_text();
 
@@ -71,6 +77,9 @@ class Choice {
   const Tokenizer* tokenizer_;
   Detokenizer detokenizer_;
   StopMatcher matcher_;
+  const ToolFormat tool_format_;
+  const bool one_call_;
+  ToolCallParser tools_;
   const std::vector<int32_t> client_stop_ids_;
   const bool keep_tokens_;
   const bool show_control_;

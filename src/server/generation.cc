@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "base/meter.h"
+#include "engine/grammar_constraint.h"
 #include "server/limits.h"
 #include "server/sse.h"
 
@@ -117,6 +118,7 @@ Request Generation::request_of(int prompt, int k) const {
   request.lane = plan_.lane;
   request.tenant = plan_.tenant;
   request.cache_salt = plan_.options.cache_salt;
+  if (plan_.grammar) request.constraint = constraint_of(plan_.grammar, model_.grammars().limits());
   return request;
 }
 

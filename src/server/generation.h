@@ -43,6 +43,7 @@ struct GenerationPlan {
   bool keep_tokens = false;     // the answer shows token ids or log-probabilities
   bool echo = false;
   std::vector<Prompt> prompts;
+  std::shared_ptr<const Grammar> grammar;  // of options.grammar, compiled; each choice follows it by itself
   TimeNs deadline = 0;
   Lane lane = Lane::standard;
   uint32_t tenant = 0;  // place of the client's key among those configured, from 1; 0: none was needed

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/meter.h"
 #include "server/cache_salt.h"
+#include "server/grammar_members.h"
 #include "server/limits.h"
 
 namespace sluice {
@@ -233,6 +234,14 @@ constexpr Member<Options> kShared[] = {
     {"n", [](JsonView v, Options& o, const Bounds& b) { return read_integer(v, 1, b.max_n, o.n); }},
     {"stream", [](JsonView v, Options& o, const Bounds&) { return read_boolean(v, o.stream); }},
     {"stream_options", read_stream_options},
+    {"response_format", read_response_format},
+    {"guided_json", read_guided_json},
+    {"guided_regex", read_guided_regex},
+    {"guided_choice", read_guided_choice},
+    {"guided_grammar", read_guided_grammar},
+    {"structured_outputs", read_structured_outputs},
+    {"grammar", read_llama_grammar},
+    {"json_schema", read_llama_json_schema},
     {"return_token_ids",
      [](JsonView v, Options& o, const Bounds&) { return read_boolean(v, o.return_token_ids); }},
     {"return_tokens_as_token_ids",
@@ -260,11 +269,6 @@ bool only_text(JsonView v) {
   return text;
 }
 
-bool is_text_format(JsonView v) {
-  const auto type = v.find("type");
-  return type && type->string() == "text";
-}
-
 bool no_tool_choice(JsonView v) { return v.string() == "none" || v.string() == "auto"; }
 
 constexpr Refused kRefused[] = {
@@ -272,14 +276,8 @@ constexpr Refused kRefused[] = {
     {"tool_choice", no_tool_choice},
     {"functions", is_empty},
     {"function_call", no_tool_choice},
-    {"response_format", is_text_format},
-    {"grammar", is_empty},
-    {"json_schema", is_empty},
-    {"guided_json", never},
-    {"guided_regex", never},
-    {"guided_choice", never},
-    {"guided_grammar", never},
-    {"structured_outputs", is_empty},
+    {"guided_whitespace_pattern", never},
+    {"grammar_lazy", is_false},
     {"modalities", only_text},
     {"audio", never},
     {"prediction", never},

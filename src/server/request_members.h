@@ -20,6 +20,8 @@
 #include "engine/served_model.h"
 #include "sched/request.h"
 #include "server/json.h"
+#include "text/grammar.h"
+#include "text/tool_calls.h"
 
 namespace sluice {
 
@@ -53,6 +55,11 @@ struct GenerationOptions {
   std::array<uint64_t, 2> cache_salt{};
   // Members that were given and have no effect here, at most limits::kIgnoredShown: told in x-sluice-ignored.
   std::vector<std::string> ignored;
+  std::optional<GrammarSource> grammar;  // what the answer is held to (grammar_members.h); not compiled yet
+  std::string grammar_field;             // the member that asked for it
+  ToolFormat tool_format = ToolFormat::none;  // how calls of tools stand in the answer; none: it has none
+  bool inside_call = false;                   // the prompt ends with what opens a call
+  bool one_call = false;                      // the answer ends after its first call
 };
 
 // A member of one API: `read` fills the request from a value that is not null.

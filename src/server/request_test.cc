@@ -175,10 +175,9 @@ TEST(Members, UnknownOnesAreIgnored) {
 
 TEST(Members, OnesThatWouldChangeTheResultAreRefused) {
   for (const char* member :
-       {R"("suffix":"x")", R"("audio":{"voice":"v"})", R"("response_format":{"type":"json_schema"})",
-        R"("response_format":{"type":"yaml"})", R"("tools":[{"type":"function"}])",
-        R"("tool_choice":"required")", R"("grammar":"root ::= [")", R"("chat_template":"{{ 1 }}")",
-        R"("guided_json":{})", R"("use_beam_search":true)", R"("modalities":["audio"])"}) {
+       {R"("suffix":"x")", R"("audio":{"voice":"v"})", R"("functions":[{"name":"f"}])",
+        R"("tool_choice":"required")", R"("guided_whitespace_pattern":" ")", R"("chat_template":"{{ 1 }}")",
+        R"("use_beam_search":true)", R"("modalities":["audio"])"}) {
     const std::string name = std::string(member).substr(1, std::string(member).find('"', 1) - 1);
     EXPECT_EQ(refused_chat(chat(member)), name);
     EXPECT_EQ(refused_completion(completion(member)), name);

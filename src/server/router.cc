@@ -9,6 +9,7 @@
 #include "observe/process_meters.h"
 #include "observe/prometheus.h"
 #include "server/answer_json.h"
+#include "server/grammar_members.h"
 #include "server/json_writer.h"
 #include "server/limits.h"
 #include "server/page.h"
@@ -109,6 +110,7 @@ Router::Router(const ServerConfig& config, ApiKeys keys)
       keys_(std::move(keys)),
       cors_(config.cors_origins),
       pool_(config.text_threads, limits::kTextQueue),
+      grammar_pool_(limits::kGrammarThreads, limits::kGrammarQueue),
       started_(std::time(nullptr)) {
   // All series stand at zero from the first scrape on.
   for (const Route& route : routes()) requests_counter(route.path);
@@ -257,13 +259,13 @@ void Router::run_model_route(const Route& route, HttpRequest& request,
   auto job = std::make_shared<TextJob>(TextJob{route, std::move(request), exchange, std::move(call), caller});
   if (inline_work) {
     run_job(job);
-    finish_job(job);
+    finish_prepared(job);
     return;
   }
   const bool taken = pool_.submit([this, job] {
     if (job->exchange->gone()) return;
     run_job(job);
-    job->exchange->post([this, job] { finish_job(job); });
+    job->exchange->post([this, job] { finish_prepared(job); });
   });
   if (!taken) respond(exchange, error_response(429, "Too many long requests are waiting."), caller);
 }
@@ -281,6 +283,48 @@ void Router::run_job(const std::shared_ptr<TextJob>& job) {
     job->failure = ApiError{{ErrorCode::kInternal, "Internal error.", ""}, ""};
   }
   std::string().swap(job->request.body);
+}
+
+// What the request's answer is held to, if it is compiled already. True: it has to be, which may take seconds.
+bool Router::wants_compile(TextJob& job) const {
+  GenerationPlan& plan = job.prepared.plan;
+  if (job.failure || !plan.options.grammar) return false;
+  if (Status status = check_grammar_members(plan.options); !status.ok()) {
+    job.failure = api_error(status.error());
+    return false;
+  }
+  plan.grammar = job.call.model.grammars().find(*plan.options.grammar);
+  return plan.grammar == nullptr;
+}
+
+// Grammar pool.
+void Router::compile_grammar(TextJob& job) {
+  try {
+    GenerationPlan& plan = job.prepared.plan;
+    auto compiled = job.call.model.grammars().compile(*plan.options.grammar);
+    if (compiled.ok()) {
+      plan.grammar = *compiled;
+    } else {
+      // The client's doing, whichever limit it is: 400.
+      job.failure =
+          api_error({ErrorCode::kInvalidArgument, compiled.error().message, plan.options.grammar_field});
+    }
+  } catch (const std::exception& e) {
+    LOG(error, "request {}: {}", job.call.request_id, e.what());
+    job.failure = ApiError{{ErrorCode::kInternal, "Internal error.", ""}, ""};
+  }
+}
+
+// The connection's thread.
+void Router::finish_prepared(const std::shared_ptr<TextJob>& job) {
+  if (!wants_compile(*job)) return finish_job(job);
+  const bool taken = grammar_pool_.submit([this, job] {
+    if (job->exchange->gone()) return;
+    compile_grammar(*job);
+    job->exchange->post([this, job] { finish_job(job); });
+  });
+  if (!taken)
+    respond(job->exchange, error_response(429, "Too many grammars are waiting to be compiled."), job->caller);
 }
 
 // The connection's thread.

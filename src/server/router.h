@@ -34,8 +34,11 @@ class Router final : public HttpHandler {
   void set_live_limits(int seats, LiveFeed::PeakMeasure measure) {
     live_.set_limits(seats, std::move(measure));
   }
-  // Ends the pool; jobs that wait still run.
-  void stop_text() { pool_.stop(); }
+  // Ends the pools; jobs that wait still run.
+  void stop_text() {
+    pool_.stop();
+    grammar_pool_.stop();
+  }
 
  private:
   struct Route;
@@ -58,6 +61,9 @@ class Router final : public HttpHandler {
                        ApiCall call, const Caller& caller);
   ApiFailure read_headers(const HttpRequest& request, ApiCall& call) const;
   void run_job(const std::shared_ptr<TextJob>& job);
+  bool wants_compile(TextJob& job) const;
+  void compile_grammar(TextJob& job);
+  void finish_prepared(const std::shared_ptr<TextJob>& job);
   void finish_job(const std::shared_ptr<TextJob>& job);
 
   HttpResponse get_root(const HttpRequest& request);
@@ -78,6 +84,7 @@ class Router final : public HttpHandler {
   TextPool pool_;
   const std::shared_ptr<RequestLog> log_ = std::make_shared<RequestLog>();  // answers under way hold it too
   LiveFeed live_;
+  TextPool grammar_pool_;  // apart: a compile may take seconds
   std::atomic<ServedModel*> model_{nullptr};
   std::atomic<bool> draining_{false};
   const int64_t started_;  // Unix seconds

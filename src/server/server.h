@@ -24,6 +24,8 @@ struct ServerConfig {
   std::string model_name;                 // id in the API; empty: the model's own
   std::vector<std::string> api_keys;      // as api_keys.h reads them; empty: open
   std::vector<std::string> cors_origins;  // whose pages may call from a browser; "*": all; empty: our own alone
+  // How calls of tools stand in answers: auto (by the template), hermes, llama3, mistral, none.
+  std::string tool_parser = "auto";
   size_t max_body_bytes = 32u << 20;
   size_t max_header_bytes = 32u << 10;
   int max_connections = 16384;

@@ -121,6 +121,7 @@ class ChatTemplate::Impl {
   std::string source_, bos_text_, eos_text_;
   ChatTemplateLimits limits_;
   bool content_parts_ = false, string_content_ = true, object_arguments_ = true;
+  bool shows_calls_ = false;
 
  private:
   Result<std::string> execute(const common_json& variables, int64_t memory_bytes, int64_t wall_ms) const;
@@ -219,6 +220,7 @@ void ChatTemplate::Impl::probe() {
     const std::string out =
         probe_one(common_json{{"role", "assistant"}, {"content", content}, {"tool_calls", calls}});
     if (out.find("'probe_name'") != out.npos) object_arguments_ = false;
+    shows_calls_ = shows_calls_ || out.find(needle) != out.npos;
   }
 }
 
@@ -328,7 +330,9 @@ Result<ChatTemplate> ChatTemplate::create(std::string source, std::string bos_te
 Result<std::string> ChatTemplate::render(const ChatTemplateInput& input) const { return impl_->render(input); }
 bool ChatTemplate::takes_content_parts() const { return impl_->content_parts_; }
 bool ChatTemplate::takes_object_arguments() const { return impl_->object_arguments_; }
-bool ChatTemplate::mentions_tools() const { return impl_->source_.find("tools") != std::string::npos; }
+bool ChatTemplate::renders_tools() const {
+  return impl_->shows_calls_ && impl_->source_.find("tools") != std::string::npos;
+}
 const std::string& ChatTemplate::source() const { return impl_->source_; }
 
 }  // namespace sluice

@@ -51,8 +51,8 @@ class ChatTemplate {
   bool takes_content_parts() const;
   // Whether the arguments of tool calls reach the template as an object; else as the JSON text of the API.
   bool takes_object_arguments() const;
-  // Whether the template mentions tools at all.
-  bool mentions_tools() const;
+  // Whether the template shows tools, and calls of tools in the history; one that does not drops them silently.
+  bool renders_tools() const;
   const std::string& source() const;
 
  private:

@@ -105,7 +105,12 @@ TEST(ChatTemplate, VariablesToolsAndTokens) {
       *chat.render({.messages_json = "[]", .tools_json = R"([{"name":"t"}])", .extra_json = R"({"mood":"x"})"}),
       "<s></s>xtTrue");
   EXPECT_EQ(*chat.render({.messages_json = "[]", .add_generation_prompt = false}), "<s></s>False");
-  EXPECT_TRUE(chat.mentions_tools());
+  EXPECT_FALSE(chat.renders_tools()) << "calls of the history would be lost";
+  const ChatTemplate with_calls = must_create(
+      "{{ tools }}{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name "
+      "}}{{ "
+      "c.function.arguments | tojson }}{% endfor %}{% endfor %}");
+  EXPECT_TRUE(with_calls.renders_tools());
 }
 
 TEST(ChatTemplate, LastAssistantMessageStaysOpenUnlessToldOtherwise) {

@@ -118,6 +118,8 @@ ToyModel::ToyModel() {
   tokenizer_ = std::move(tokenizer).value();
   scripted.info_.spec.vocab = tokenizer_->size();
   scripted.info_.end_ids = {2};
+  grammars_ = std::make_unique<GrammarCompiler>(*tokenizer_, tokenizer_->size(), scripted.info_.end_ids,
+                                                GrammarLimits());
   set_template(
       "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}{% if add_generation_prompt "
       "%}[assistant]{% endif %}");

@@ -57,6 +57,7 @@ class ToyModel final : public ServedModel {
   Engine& engine() override { return scripted; }
   const Tokenizer& tokenizer() const override { return *tokenizer_; }
   const ChatTemplate* chat_template() const override { return chat_template_ ? &*chat_template_ : nullptr; }
+  GrammarCompiler& grammars() override { return *grammars_; }
   const GenerationDefaults& defaults() const override { return sampling; }
   const std::string& name() const override { return name_; }
   const std::string& path() const override { return path_; }
@@ -75,6 +76,7 @@ class ToyModel final : public ServedModel {
  private:
   std::unique_ptr<Tokenizer> tokenizer_;
   std::optional<ChatTemplate> chat_template_;
+  std::unique_ptr<GrammarCompiler> grammars_;
   std::string name_ = "toy", path_ = "/models/toy.gguf";
 };
 
