@@ -1,5 +1,5 @@
 """Inputs that broke other servers, with the right answer for each. The letters name the case in ../shared/cases/http; cases that need a
-grammar or tools stand in test_structured_output.py, those of files and templates beside their parsers."""
+grammar or tools stand in test_http_cases_grammar.py, those of files and templates beside their parsers."""
 import json
 
 import pytest

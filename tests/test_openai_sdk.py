@@ -29,7 +29,8 @@ def test_chat_streamed_equals_whole(client, model):
                                                  stream_options={"include_usage": True}))
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert text == whole.choices[0].message.content != ""
-    assert chunks[-1].usage == whole.usage
+    counts = {"prompt_tokens", "completion_tokens", "total_tokens"}  # the second finds more of the prompt in the cache
+    assert chunks[-1].usage.model_dump(include=counts) == whole.usage.model_dump(include=counts)
     assert whole.usage.completion_tokens <= 24
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == whole.choices[0].finish_reason
 

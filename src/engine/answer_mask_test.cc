@@ -174,6 +174,22 @@ TEST_P(Constrained, AFirstMaskThatTakesLongHoldsUpNobody) {
   EXPECT_EQ(model.engine->status().blocks_used, 0);
 }
 
+TEST_P(Constrained, WhoWaitsForAFirstMaskEndsByDeadlineAndByDrain) {
+  std::mutex gate;
+  auto slow = std::make_shared<Stairs>(20, 12);
+  slow->hold(gate);
+  Model model(backend_named(GetParam()), 2);
+  std::unique_lock closed(gate);
+  Request hurried = wish(slow);
+  hurried.deadline = now_ns() + 100'000'000;
+  TestClient late(*model.engine, std::move(hurried)), left(*model.engine, wish(slow));
+  late.finish();
+  EXPECT_EQ(late.reason, FinishReason::deadline);
+  model.engine->drain(now_ns());
+  left.finish();
+  EXPECT_EQ(left.reason, FinishReason::cancelled);
+}
+
 TEST_P(Constrained, ACancelStormLeavesNothing) {
   Model model(backend_named(GetParam()), 4);
   std::deque<TestClient> clients;

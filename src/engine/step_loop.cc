@@ -27,8 +27,14 @@ void StepLoop::run() {
 
 // When there is something to plan though nothing rings: a deadline, or a batch that has gathered long enough.
 TimeNs StepLoop::wake_at() const {
-  const TimeNs deadline = scheduler_.next_deadline(), flush = scheduler_.next_flush();
-  return !deadline ? flush : !flush ? deadline : std::min(deadline, flush);
+  TimeNs at = 0;
+  const auto sooner = [&](TimeNs t) {
+    if (t && (!at || t < at)) at = t;
+  };
+  sooner(scheduler_.next_deadline());
+  sooner(scheduler_.next_flush());
+  for (const LiveRequest* live : unready_) sooner(live->request.deadline);
+  return at;
 }
 
 bool StepLoop::is_unwanted(const LiveRequest& live) const {
@@ -137,7 +143,9 @@ void StepLoop::commit(Step& step, size_t index, TimeNs now) {
   }
   if (live.answer && entry.samples && live.answer->sampled_in_vain()) {
     step.record.discarded += 1;
-    scheduler_.land(entry, step.results_of(index).back().id, FinishReason::none, now);
+    const int32_t ignored = step.results_of(index).back().id;
+    scheduler_.land(entry, ignored, FinishReason::none, now);
+    ask_for_mask(live, ignored);  // a step behind this one may wait for it
     return end_without_token(live, live.answer->failed.load() ? FinishReason::failed : FinishReason::stop, now);
   }
   account(live, entry);

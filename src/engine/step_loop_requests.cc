@@ -97,13 +97,17 @@ void StepLoop::ask_for_mask(LiveRequest& live, int32_t sampled) {
   if (live.answer && (!live.ended() || live.samples_in_flight > 0)) masks_.post(live.answer, sampled);
 }
 
-// An answer's first mask may take long, if its grammar is a difficult one; it holds up nobody but its own.
+// An answer's first mask may take long, if its grammar is a difficult one; it holds up nobody but its own. One
+// that nobody wants any more, or whose time is up, goes to the scheduler without a mask, to end there.
 void StepLoop::queue_ready() {
+  if (unready_.empty()) return;
+  const TimeNs now = now_ns();
   size_t kept = 0;
   for (LiveRequest* live : unready_) {
     // Announced first, then looked at: the mask is made first, then it is looked whether somebody waits.
     live->answer->awaited.store(true);
-    if (live->answer->made.load() == 0 && !is_unwanted(*live))
+    const TimeNs deadline = live->request.deadline;
+    if (live->answer->made.load() == 0 && !is_unwanted(*live) && (!deadline || now < deadline))
       unready_[kept++] = live;
     else
       queue_up(*live);

@@ -18,6 +18,7 @@ Choice::Choice(int index, const Tokenizer& tokenizer, const GenerationOptions& o
                options.include_stop_text ? StopMatcher::StopText::kInclude : StopMatcher::StopText::kLeaveOut),
       tool_format_(options.tool_format),
       one_call_(options.one_call),
+      calls_alone_(options.inside_call),
       tools_(options.tool_format, options.inside_call),
       client_stop_ids_(options.stop_ids),
       keep_tokens_(keep_tokens),
@@ -106,6 +107,7 @@ void Choice::release(bool all) {
 ChoiceDelta Choice::take() {
   ChoiceDelta delta = std::move(delta_);
   delta_ = {};
+  if (calls_alone_) delta.text.clear();
   return delta;
 }
 

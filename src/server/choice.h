@@ -79,6 +79,7 @@ class Choice {
   StopMatcher matcher_;
   const ToolFormat tool_format_;
   const bool one_call_;
+  const bool calls_alone_;  // text is white space between calls, or a call that was cut short
   ToolCallParser tools_;
   const std::vector<int32_t> client_stop_ids_;
   const bool keep_tokens_;

@@ -240,13 +240,13 @@ TEST(ChatRequest, NamesTheMemberOfTheMessage) {
 TEST(ChatRequest, MessagesStayAsTheyAreButForTheRoleDeveloper) {
   auto r = parse_chat_request(
       R"({"messages":[{"role":"developer","content":"d"},{"role":"user","name":"n","content":[{"type":"text","text":"a\n"}]},
-          {"role":"assistant","content":null,"tool_calls":[{"id":"c"}]},{"role":"tool","content":"r","tool_call_id":"c"}]})",
+          {"role":"assistant","content":null,"tool_calls":[{"id":"c","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","content":"r","tool_call_id":"c"}]})",
       kBounds);
   ASSERT_TRUE(r.ok()) << r.error().message;
   EXPECT_EQ(
       r->messages,
       R"([{"role":"system","content":"d"},{"role":"user","name":"n","content":[{"type":"text","text":"a\n"}]},)"
-      R"({"role":"assistant","content":null,"tool_calls":[{"id":"c"}]},{"role":"tool","content":"r","tool_call_id":"c"}])");
+      R"({"role":"assistant","content":null,"tool_calls":[{"id":"c","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","content":"r","tool_call_id":"c"}])");
 }
 
 TEST(ChatRequest, Options) {
