@@ -333,10 +333,7 @@ Status Checker::deciding(std::string_view word, JsonView value, const std::strin
     const auto name = at.string();
     if (!name) return member_error("must be a string.", where);
     if (!target(*name))
-      return member_error(
-          fmt::format("is '{}', which names no schema inside this one (\"#\" or \"#/$defs/NAME\" do).",
-                      name->substr(0, 64)),
-          where);
+      return member_error(fmt::format("is '{}': no schema inside this one.", name->substr(0, 64)), where);
     out.key(word).string(*name);
     return {};
   }
