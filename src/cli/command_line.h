@@ -55,7 +55,7 @@ struct BenchServeOptions {
   std::string url;
   std::string model;  // empty: the first of /v1/models
   std::string api_key;
-  std::string lane;  // as the server names them; empty: its default
+  std::string lane;     // as the server names them; empty: its default
   int concurrency = 0;  // closed loop; or
   double rate = 0;      // open loop, requests a second, Poisson arrivals
   int requests = 64;
