@@ -43,7 +43,7 @@ struct AnswerMask {
   std::atomic<uint32_t> made{0};
   std::atomic<bool> over{false};     // the answer is complete: nothing but an end id may follow
   std::atomic<bool> failed{false};   // the constraint cannot be followed: what is sampled now is no answer
-  std::atomic<bool> slow{false};     // a mask took long
+  std::atomic<bool> slow{false};     // a mask took much work
   std::atomic<bool> awaited{false};  // the engine thread wants to hear of the next one
 };
 
