@@ -160,7 +160,7 @@ TEST(SimulatedServer, AnH200TakesWhatWasMeasured) {
   EXPECT_NEAR(decode_ms(1), 3.80, 0.2);
   EXPECT_NEAR(decode_ms(32), 4.61, 0.25);
   EXPECT_NEAR(decode_ms(128), 7.40, 0.4);
-  EXPECT_NEAR(decode_ms(256), 11.47, 0.6);
+  EXPECT_NEAR(decode_ms(256), 11.7, 0.6);
 }
 
 TEST(SimulatedServer, WhatDiffersOfACardIsSaid) {

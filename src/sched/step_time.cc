@@ -32,6 +32,9 @@ void StepTime::note(const StepPlan& plan, TimeNs took) {
   double time = double(took), expected = 0;
   for (int i = 0; i < kTerms; ++i) expected += theta_[size_t(i)] * x[size_t(i)];
   if (known() && expected > 0) time = std::clamp(time, expected / kFarOff, expected * kFarOff);
+  int rows = 0;
+  for (const PlanEntry& e : plan.entries) rows += e.count > 1 ? e.count : 0;
+  longest_prompt_ = std::max(longest_prompt_, rows);
   const double weight = 1 / (time * time);
   for (int i = 0; i < kTerms; ++i) {
     for (int j = 0; j < kTerms; ++j) {
@@ -68,7 +71,9 @@ void StepTime::solve(double ridge) {
 
 int StepTime::prompt_tokens(double time, int first, int most) const {
   if (time <= 0) return 0;
-  if (prompt(first, most) <= time) return most;  // where time is no limit, all
+  if (std::isinf(time)) return most;
+  most = std::min(most, std::max(kLeastSeen, 2 * longest_prompt_));
+  if (prompt(first, most) <= time) return most;
   if (!known()) return int(time);
   const double row = theta_[3] * kUnit[3], pair = theta_[4] * kUnit[4];
   // pair/2 n² + (row + pair · first) n = time, for the positive n.

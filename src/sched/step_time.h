@@ -35,11 +35,14 @@ class StepTime {
     return known() ? theta_[3] * kUnit[3] * count + theta_[4] * kUnit[4] * count * (first + count / 2.0)
                    : count;
   }
-  // Tokens of a prompt, from position `first`, that take `time` or less; `most` at most.
+  // Tokens of a prompt, from position `first`, that take `time` or less; `most` at most. Where time is a limit,
+  // no more than twice what any step has had: a line through short prompts says little of long ones, and
+  // streams would pay for the mistake.
   int prompt_tokens(double time, int first, int most) const;
 
  private:
   static constexpr int kTerms = 5, kEnough = 4;
+  static constexpr int kLeastSeen = 128;  // rows
   // Makes the terms of an ordinary step about 1, so that one ridge suits all.
   static constexpr std::array<double, kTerms> kUnit = {1, 1.0 / 16, 1.0 / 16384, 1.0 / 256, 1.0 / (256 * 2048)};
   using Terms = std::array<double, kTerms>;
@@ -51,6 +54,7 @@ class StepTime {
   Terms seen_{};                          // sums of x·time
   Terms theta_{};
   int one_token_steps_ = 0, prompt_steps_ = 0;
+  int longest_prompt_ = 0;  // rows of prompts in one step
 };
 
 // When a step that has prompts beside sequences that generate should end. `decode_ns`: what the latter alone

@@ -84,6 +84,14 @@ TEST_F(Learning, TokensOfATimeAreThoseThatTakeIt) {
   EXPECT_EQ(model_.prompt_tokens(std::numeric_limits<double>::infinity(), 0, 100), 100);
 }
 
+TEST_F(Learning, DoesNotLeapFromShortPromptsToLongOnes) {
+  for (int i = 0; i < 50; ++i) note(8, 600, i % 2 ? 32 : 0, 0, i % 2 ? 0.2 : 1);  // as if prompts cost nothing
+  EXPECT_EQ(model_.prompt_tokens(1000 * kMs, 0, 4096), 128);
+  note(8, 600, 128, 0);
+  EXPECT_LE(model_.prompt_tokens(1000 * kMs, 0, 4096), 256);
+  EXPECT_EQ(model_.prompt_tokens(std::numeric_limits<double>::infinity(), 0, 4096), 4096);
+}
+
 TEST_F(Learning, StepsThatSayNothingAreNotCounted) {
   model_.note(plan_, 5);
   note(1, 1, 1, 1);
@@ -159,23 +167,26 @@ TEST(Streams, APromptAloneGetsWholeSteps) {
   EXPECT_LE(double(server.run().back().latency()), 1.05 * alone);
 }
 
+// Also where all that was seen before are short prompts.
 TEST(Streams, ALongPromptAmongThem) {
-  for (const auto& [device, streams, prompt] :
-       {std::tuple{kH200, 16, 32000}, {kTwoCores, 16, 7000}, {kTwoCores, 4, 7000}}) {
+  for (const auto& [device, streams, own, prompt] : {std::tuple{kH200, 16, 512, 32000},
+                                                     {kH200, 16, 32, 32000},
+                                                     {kTwoCores, 16, 512, 7000},
+                                                     {kTwoCores, 4, 512, 7000}}) {
     std::vector<TimeNs> gaps[2];
     for (const bool disturbed : {false, true}) {
       Policy policy = on_card();
       policy.step_tokens = 512;
       VirtualServer server(device, policy, 40000, 40000);
-      for (int i = 0; i < streams; ++i) server.submit({.at = i, .prompt = 512, .answer = 700});
+      for (int i = 0; i < streams; ++i) server.submit({.at = i, .prompt = own, .answer = 700});
       if (disturbed)
         server.submit(
             {.at = TimeNs(device.prompt_row * 512 * streams * 1.5 + 1e9), .prompt = prompt, .answer = 2});
       for (const auto& o : server.run())
-        if (o.wish.prompt == 512)
+        if (o.wish.prompt == own)
           gaps[disturbed].insert(gaps[disturbed].end(), o.gaps.begin() + 100, o.gaps.end());
     }
-    EXPECT_LT(percentile(gaps[1], 0.99), 2 * percentile(gaps[0], 0.99));
+    EXPECT_LT(percentile(gaps[1], 0.99), 2 * percentile(gaps[0], 0.99)) << streams << " streams of " << own;
   }
 }
 
