@@ -31,9 +31,9 @@ EngineMeters::EngineMeters()
       blocks_total(meter::gauge("sluice_kv_blocks", "Key/value blocks in the pool.")),
       blocks_cached(meter::gauge("sluice_kv_blocks_cached",
                                  "Key/value blocks that nobody uses and whose content is kept.")),
-      prefix_looked_up_tokens(meter::counter("sluice_prefix_cache_queries_tokens_total",
+      prefix_looked_up_tokens(meter::counter("sluice_prefix_cache_queries_total",
                                              "Prompt tokens looked up in the prefix cache, at admission.")),
-      prefix_found_tokens(meter::counter("sluice_prefix_cache_hits_tokens_total",
+      prefix_found_tokens(meter::counter("sluice_prefix_cache_hits_total",
                                          "Prompt tokens found in the prefix cache, so not computed.")),
       prefix_resumed_tokens(meter::counter("sluice_prefix_cache_resumed_tokens_total",
                                            "Tokens of preempted requests found there when they resumed.")),
@@ -47,10 +47,6 @@ EngineMeters::EngineMeters()
           meter::counter("sluice_generated_tokens_total", "Tokens generated and handed to clients.")),
       computed_tokens(
           meter::counter("sluice_computed_tokens_total", "Rows of all steps, recomputed ones included.")),
-      prefix_queries(meter::counter("sluice_prefix_cache_queries_total",
-                                    "Prompt tokens of admitted requests, looked up in the prefix cache.")),
-      prefix_hits(meter::counter("sluice_prefix_cache_hits_total",
-                                 "Prompt tokens of admitted requests that were found in the prefix cache.")),
       discarded_tokens(
           meter::counter("sluice_discarded_tokens_total",
                          "Tokens sampled for a sequence that had ended while they were in flight.")),

@@ -100,8 +100,6 @@ struct EngineMeters {
   Counter& prompt_tokens;     // of requests whose prompt has been computed
   Counter& generated_tokens;  // sent to clients
   Counter& computed_tokens;   // all rows of all steps
-  Counter& prefix_queries;    // prompt tokens of admitted requests, looked up in the prefix cache
-  Counter& prefix_hits;       // of these, found
   Counter& discarded_tokens;  // sampled for sequences that had ended meanwhile
   Counter& preemptions;
   Counter& steps;

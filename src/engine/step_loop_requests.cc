@@ -151,8 +151,6 @@ void StepLoop::note_admissions(const StepPlan& plan, TimeNs planned_by) {
     live.stream->times_.admitted = live.admitted_at;
     live.furthest_computed = live.cached_tokens;
     live.stream->progress_.cached_tokens.store(live.cached_tokens, std::memory_order_relaxed);
-    meters_.prefix_queries.add(uint64_t(live.prompt_tokens));
-    meters_.prefix_hits.add(uint64_t(live.cached_tokens));
     spans.enter(Span::prefix_lookup, live.admitted_at);
     spans.enter(Span::prefill_wait, planned_by);
     meters_.lane_queue_seconds[size_t(live.lane())]->observe(

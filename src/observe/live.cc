@@ -166,8 +166,8 @@ LiveSample LiveSampler::sample(const std::vector<Meter>& meters, const StepLedge
   }
   out.kv_used = gauge("sluice_kv_blocks_used");
   out.kv_total = gauge("sluice_kv_blocks");
-  const double looked_up = grown("sluice_prefix_cache_queries_tokens_total", oldest);
-  if (looked_up > 0) out.prefix_hit_ratio = grown("sluice_prefix_cache_hits_tokens_total", oldest) / looked_up;
+  const double looked_up = grown("sluice_prefix_cache_queries_total", oldest);
+  if (looked_up > 0) out.prefix_hit_ratio = grown("sluice_prefix_cache_hits_total", oldest) / looked_up;
   if (ledger != nullptr && !first) add_steps(out, *ledger, current, before);
   if (!first) seen_.push_back(current);
   if (seen_.size() > kWindowSamples) seen_.pop_front();

@@ -113,8 +113,6 @@ constexpr MeterAlias kVllm[] = {
     {"sluice_kv_usage_ratio", "vllm:kv_cache_usage_perc"},
     {"sluice_kv_usage_ratio", "vllm:gpu_cache_usage_perc"},
     {"sluice_prompt_tokens_total", "vllm:prompt_tokens_total"},
-    {"sluice_prefix_cache_queries_tokens_total", "vllm:prefix_cache_queries_total"},
-    {"sluice_prefix_cache_hits_tokens_total", "vllm:prefix_cache_hits_total"},
     {"sluice_generated_tokens_total", "vllm:generation_tokens_total"},
     {"sluice_preemptions_total", "vllm:num_preemptions_total"},
     {"sluice_time_to_first_token_seconds", "vllm:time_to_first_token_seconds"},
