@@ -1,6 +1,6 @@
 # What is linked in, all static or header-only, so that the binary needs only glibc and libm.
-# apt supplies Boost, fmt, spdlog, PCRE2, utf8proc, nlohmann-json, CLI11, yaml-cpp, gtest; third_party/
-# holds sources that `./dev deps` takes out of PyPI archives (see third_party/requirements.txt).
+# apt supplies Boost, fmt, spdlog, PCRE2, utf8proc, nlohmann-json, CLI11, yaml-cpp, gtest, and OpenSSL, which
+# may lack (src/server/CMakeLists.txt); third_party/ holds sources that `./dev deps` takes out of PyPI archives (see third_party/requirements.txt).
 set(TP ${CMAKE_SOURCE_DIR}/third_party)
 if(NOT EXISTS ${TP}/llama_cpp_python/common/jinja OR NOT EXISTS ${TP}/pysimdjson/simdjson OR NOT EXISTS ${TP}/xgrammar/cpp)
   message(FATAL_ERROR "third_party/ is incomplete: run ./dev deps (it fetches three PyPI source archives)")

@@ -30,7 +30,7 @@ class Server:
         self.process = subprocess.Popen([str(SLUICE), "serve", str(model), "--port", "0", *map(str, flags)], stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, text=True)
         line = self.process.stdout.readline()
-        found = re.search(r"http://([0-9.]+):(\d+)", line)
+        found = re.search(r"https?://([0-9.]+):(\d+)", line)
         assert found, f"no URL in {line!r}: {self.process.communicate(timeout=TIMEOUT_S)}"
         self.host, self.port = found[1], int(found[2])
         self.url = f"http://{self.host}:{self.port}"

@@ -169,3 +169,39 @@ def test_a_keyword_that_cannot_be_enforced_is_named(client, model):
         client.chat.completions.create(model=model, messages=MESSAGES,
                                        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
     assert refused.value.param == "response_format.json_schema.schema.properties.a.uniqueItems"
+
+
+def test_responses_streamed_and_whole(client, model):
+    whole = client.responses.create(model=model, input="Name three rivers.", instructions="Be brief.", max_output_tokens=16, temperature=0)
+    assert whole.output_text and whole.usage.output_tokens <= 16 and whole.store is False
+    events = list(client.responses.create(model=model, input="Name three rivers.", instructions="Be brief.", max_output_tokens=16, temperature=0, stream=True))
+    kinds = [e.type for e in events]
+    assert kinds[:4] == ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+    assert kinds[-4:-1] == ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
+    assert kinds[-1] == f"response.{whole.status}" and [e.sequence_number for e in events] == list(range(len(events)))
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == events[-1].response.output_text == whole.output_text
+
+
+def test_stored_responses_go_on_and_are_forgotten(client, model):
+    first = client.responses.create(model=model, input="My name is Ada.", max_output_tokens=8, temperature=0, store=True)
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    second = client.responses.create(model=model, input="Who am I?", previous_response_id=first.id, max_output_tokens=8, temperature=0)
+    inline = client.responses.create(model=model, max_output_tokens=8, temperature=0, input=[
+        {"role": "user", "content": "My name is Ada."}, *[item.model_dump() for item in first.output], {"role": "user", "content": "Who am I?"}])
+    assert second.output_text == inline.output_text and second.usage.input_tokens == inline.usage.input_tokens
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model=model, input="Who am I?", previous_response_id=first.id)
+
+
+def test_embeddings_tell_texts_apart(client, model):
+    texts = ["The cat sat on the mat.", "A cat was sitting on a mat.", "SELECT name FROM users WHERE id = 7;"]
+    vectors = [e.embedding for e in client.embeddings.create(model=model, input=texts).data]  # the SDK asks for base64
+    as_floats = [e.embedding for e in client.embeddings.create(model=model, input=texts, encoding_format="float").data]
+    dot = lambda a, b: sum(x * y for x, y in zip(a, b))
+    assert all(abs(dot(v, v) - 1) < 1e-4 for v in vectors) and all(abs(dot(a, b) - 1) < 1e-4 for a, b in zip(vectors, as_floats))
+    assert dot(vectors[0], vectors[1]) > dot(vectors[0], vectors[2])
+    alone = client.embeddings.create(model=model, input=texts[0], dimensions=16)
+    assert len(alone.data[0].embedding) == 16 and alone.usage.total_tokens > 5

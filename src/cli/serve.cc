@@ -25,9 +25,11 @@
 namespace sluice::cli {
 namespace {
 
-std::string url_of(const std::string& host, int port) {
-  return host.find(':') == std::string::npos ? fmt::format("http://{}:{}", host, port)
-                                             : fmt::format("http://[{}]:{}", host, port);
+std::string url_of(const ServerConfig& server, int port) {
+  const std::string& host = server.host;
+  const char* scheme = server.tls_cert_file.empty() ? "http" : "https";
+  return host.find(':') == std::string::npos ? fmt::format("{}://{}:{}", scheme, host, port)
+                                             : fmt::format("{}://[{}]:{}", scheme, host, port);
 }
 
 void print_ready(const Config& config, ServedModel& model, int port) {
@@ -35,7 +37,7 @@ void print_ready(const Config& config, ServedModel& model, int port) {
   const std::string& name = config.server.model_name.empty() ? model.name() : config.server.model_name;
   const std::string device =
       info.device.threads > 0 ? fmt::format("{} threads", info.device.threads) : info.device.name;
-  fmt::print("{} is served at {} (context {}, {}, {})\n", name, url_of(config.server.host, port), info.context,
+  fmt::print("{} is served at {} (context {}, {}, {})\n", name, url_of(config.server, port), info.context,
              device, info.device.instruction_set);
   std::fflush(stdout);
 }

@@ -80,6 +80,7 @@ void BatchBuilder::reserve(Step& step, StepRunner& runner) const {
   step.rows.reserve(size_t(limits_.max_tokens));
   step.row_begin.reserve(size_t(limits_.max_sequences) + 1);
   step.masks.reserve(size_t(limits_.max_sequences));
+  step.pools.reserve(size_t(limits_.max_sequences));
 }
 
 BatchBuilder::Arrays BatchBuilder::lay_out(Step& step) const {
@@ -122,6 +123,7 @@ void BatchBuilder::build(Step& step) const {
   step.rows.clear();
   step.row_begin.clear();
   step.masks.clear();
+  step.pools.clear();
   int32_t row = 0;
   for (int s = 0; s < sequences; ++s) {
     const PlanEntry& entry = plan.entries[size_t(s)];
@@ -157,6 +159,7 @@ void BatchBuilder::build_padding(Step& step, int rows) const {
   const Arrays to = lay_out(step);
   step.rows.clear();
   step.masks.clear();
+  step.pools.clear();
   step.row_begin.assign(1, 0);
   add_padding(step, to, 0, rows, 1);
   finish(step, to, rows, rows, rows, 1);
@@ -206,8 +209,8 @@ void BatchBuilder::add_tokens(Step& step, const PlanEntry& entry, int32_t row, i
   for (int i = 0; i < entry.count; ++i) positions[row + i] = entry.first + i;
 }
 
-// Rows whose logits are wanted: those that predict a prompt token whose log-probability was asked for, and the
-// last.
+// Rows whose logits or states are wanted: those that predict a prompt token whose log-probability was asked
+// for, those that are pooled, and the last.
 void BatchBuilder::add_rows(Step& step, const PlanEntry& entry, int32_t first_row, int32_t* logit_index) const {
   auto& r = static_cast<LiveRequest&>(*entry.sequence);
   const int end = entry.first + entry.count;
@@ -221,11 +224,30 @@ void BatchBuilder::add_rows(Step& step, const PlanEntry& entry, int32_t first_ro
       r.prompt_rows_planned = p + 1;
     }
   }
+  if (r.pools()) return pool_rows(step, entry, first_row, logit_index);
   if (entry.samples) {
     logit_index[step.rows.size()] = first_row + entry.count - 1;
     step.rows.push_back(sampling_row(r, entry));
     if (r.answer) step.masks.push_back({&r.answer->made, uint32_t(end - r.prompt_tokens + 1)});
   }
+}
+
+// The prompt's last row joins those that add_rows has found; a row that was pooled before a preemption is not
+// again.
+void BatchBuilder::pool_rows(Step& step, const PlanEntry& entry, int32_t first_row,
+                             int32_t* logit_index) const {
+  auto& r = static_cast<LiveRequest&>(*entry.sequence);
+  const int first = step.row_begin.back();
+  if (entry.first + entry.count == r.prompt_tokens && r.prompt_rows_planned < r.prompt_tokens) {
+    logit_index[step.rows.size()] = first_row + entry.count - 1;
+    SampleRow row;
+    row.target_id = 0;
+    step.rows.push_back(row);
+    r.prompt_rows_planned = r.prompt_tokens;
+  }
+  const int count = int(step.rows.size()) - first;
+  const float scale = r.request.pooling == Pooling::mean ? 1.0f / float(r.prompt_tokens) : 1.0f;
+  if (count > 0) step.pools.push_back({first, count, scale, r.pooled()});
 }
 
 void BatchBuilder::count_work(Step& step) const {

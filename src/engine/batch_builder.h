@@ -65,6 +65,7 @@ class BatchBuilder {
   void finish(Step& step, const Arrays& arrays, int tokens, int sequences, int logit_rows, int stride) const;
   void add_tokens(Step& step, const PlanEntry& entry, int32_t row, int32_t* ids, int32_t* positions) const;
   void add_rows(Step& step, const PlanEntry& entry, int32_t first_row, int32_t* logit_index) const;
+  void pool_rows(Step& step, const PlanEntry& entry, int32_t first_row, int32_t* logit_index) const;
   void count_work(Step& step) const;
 
   const BatchLimits limits_;

@@ -105,9 +105,19 @@ class EngineImpl final : public Engine {
       meters_.rejected_invalid.add();
       return std::move(ok).error();
     }
+    if (request.pooling != Pooling::none && info_.device.is_card()) {
+      meters_.rejected_invalid.add();
+      return Error{ErrorCode::kUnsupported, "hidden states are pooled on a CPU only, not on a card"};
+    }
     const int room = info_.context - int(request.prompt.size());
     request.max_tokens = std::min(request.max_tokens, room);
     request.min_tokens = std::min(request.min_tokens, request.max_tokens);
+    if (request.pooling != Pooling::none) {
+      // Where all rows are wanted, they are those that log-probabilities of the prompt need: none is found
+      // cached.
+      request.max_tokens = request.min_tokens = 0;
+      request.sampling.prompt_top_logprobs = request.pooling == Pooling::mean ? 0 : -1;
+    }
     std::erase_if(request.stop_ids, [&](int32_t id) { return id < 0 || id >= info_.spec.vocab; });
 
     // Counted before the flag is read, as drain() sets the flag before it reads the count: one of the two sees
@@ -134,7 +144,10 @@ class EngineImpl final : public Engine {
     stream->door_ = door_;
     stream->times_.submitted = now_ns();
     stream->progress_.spans.start(Span::queue, stream->times_.submitted);
-    if (request.sampling.prompt_top_logprobs >= 0) stream->prompt_logprobs_.reserve(request.prompt.size());
+    if (request.pooling != Pooling::none)
+      stream->pooled_.assign(size_t(info_.spec.hidden), 0.0f);
+    else if (request.sampling.prompt_top_logprobs >= 0)
+      stream->prompt_logprobs_.reserve(request.prompt.size());
     loop_.hand_over(std::make_unique<LiveRequest>(std::move(request), info_.end_ids, stream, info_.spec.vocab));
     return stream;
   }

@@ -73,12 +73,15 @@ class RequestStream {
 
   // Log-probabilities of prompt tokens 1..n-1 (the first has none), complete before the first event is popped.
   const std::vector<TokenLogprobs>& prompt_logprobs() const { return prompt_logprobs_; }
+  // [C] the pooled hidden state that Request::pooling asked for, complete before the first event is popped.
+  const std::vector<float>& pooled() const { return pooled_; }
   const RequestTimes& times() const { return times_; }
   const RequestProgress& progress() const { return progress_; }
 
  private:
-  friend class EngineImpl;      // makes it
-  friend class StepLoop;        // fills it
+  friend class EngineImpl;  // makes it
+  friend class StepLoop;    // fills it
+  friend struct LiveRequest;
   friend class ScriptedEngine;  // the double of it in tests of the rooms above
   SpscRing<TokenEvent> events_;
   std::atomic<FinishReason> unwanted_{FinishReason::none};  // set once, by cancel
@@ -87,6 +90,7 @@ class RequestStream {
   std::function<void()> notify_;
   std::shared_ptr<EngineDoor> door_;  // how to wake the engine; outlives it
   std::vector<TokenLogprobs> prompt_logprobs_;
+  std::vector<float> pooled_;
   RequestTimes times_;
   RequestProgress progress_;
 };

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <simdjson.h>
 
+#include <cmath>
 #include <deque>
 #include <fstream>
 #include <iterator>
@@ -52,7 +53,7 @@ struct Loaded {
 
 struct Case {
   std::vector<int32_t> prompt, greedy;
-  std::vector<double> margins, prompt_logprobs;
+  std::vector<double> margins, prompt_logprobs, last_logits;
   double scale = 0;  // largest |logit|
 };
 
@@ -69,7 +70,8 @@ std::vector<Case> cases(const std::string& folder) {
     for (const simdjson::dom::element v : e["greedy_ids"]) c.greedy.push_back(int32_t(int64_t(v)));
     for (const simdjson::dom::element v : e["greedy_margin"]) c.margins.push_back(double(v));
     for (const simdjson::dom::element v : e["prompt_logprobs"]) c.prompt_logprobs.push_back(double(v));
-    for (const simdjson::dom::element v : e["last_logits"]) c.scale = std::max(c.scale, std::abs(double(v)));
+    for (const simdjson::dom::element v : e["last_logits"]) c.last_logits.push_back(double(v));
+    for (const double v : c.last_logits) c.scale = std::max(c.scale, std::abs(v));
     out.push_back(std::move(c));
   }
   return out;
@@ -88,16 +90,16 @@ Request greedy(std::vector<int32_t> prompt, int tokens) {
 // ids and log-probabilities of a finished request, prompt's included; compared with ==, so bit for bit.
 struct Outcome {
   std::vector<int32_t> ids;
-  std::vector<float> logprobs, prompt_logprobs;
+  std::vector<float> logprobs, prompt_logprobs, pooled;
   int preemptions = 0;
   bool operator==(const Outcome& o) const {
-    return ids == o.ids && logprobs == o.logprobs && prompt_logprobs == o.prompt_logprobs;
+    return ids == o.ids && logprobs == o.logprobs && prompt_logprobs == o.prompt_logprobs && pooled == o.pooled;
   }
 };
 Outcome outcome(TestClient& client) {
   CHECK(client.stream != nullptr, client.error.message.c_str());
   client.finish();
-  Outcome o{client.ids, client.logprobs, {}, client.stream->times().preemptions};
+  Outcome o{client.ids, client.logprobs, {}, client.stream->pooled(), client.stream->times().preemptions};
   for (const TokenLogprobs& l : client.stream->prompt_logprobs()) o.prompt_logprobs.push_back(l.logprob);
   return o;
 }
@@ -126,6 +128,48 @@ TEST_P(TinyModel, GreedyEqualsTheReference) {
       break;
     }
   }
+}
+
+std::vector<float> pooled(Engine& engine, std::vector<int32_t> prompt, Pooling pooling) {
+  Request r;
+  r.prompt = std::move(prompt);
+  r.pooling = pooling;
+  TestClient client(engine, std::move(r));
+  client.finish();
+  EXPECT_EQ(client.reason, FinishReason::length);
+  EXPECT_TRUE(client.ids.empty() && client.stream->prompt_logprobs().empty());
+  return client.stream->pooled();
+}
+
+// The last token's state times the output matrix is the reference's last logits; the mean is that over every
+// prefix's last state, since a causal model's states do not know what follows.
+TEST_P(TinyModel, PooledStatesEqualTheReference) {
+  const std::string folder = tiny(GetParam());
+  Loaded model(folder, true);
+  model.start({.max_sequences = 4, .step_tokens = 16, .block_tokens = 8, .max_context = 256, .logit_rows = 5});
+  const Case c = cases(folder).front();
+  const size_t width = size_t(model.spec.hidden);
+  std::vector<float> last = pooled(*model.engine, c.prompt, Pooling::last);
+  ASSERT_EQ(last.size(), width);
+  std::vector<float> logits(size_t(model.spec.vocab));
+  model.backend->linear({{last.data(), DType::f32, 1, int64_t(width), int64_t(width)},
+                         model.weights.output(),
+                         nullptr,
+                         {logits.data(), DType::f32, 1, int64_t(logits.size()), int64_t(logits.size())}});
+  const double softcap = model.spec.final_softcap;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const double logit = softcap > 0 ? softcap * std::tanh(logits[i] / softcap) : logits[i];
+    ASSERT_NEAR(logit, c.last_logits[i], 5e-3 * c.scale) << i;
+  }
+
+  const std::vector<float> mean = pooled(*model.engine, c.prompt, Pooling::mean);
+  std::vector<double> sum(width);
+  for (size_t n = 1; n <= c.prompt.size(); ++n) {
+    const auto state =
+        pooled(*model.engine, {c.prompt.begin(), c.prompt.begin() + std::ptrdiff_t(n)}, Pooling::last);
+    for (size_t i = 0; i < width; ++i) sum[i] += state[i];
+  }
+  for (size_t i = 0; i < width; ++i) ASSERT_NEAR(mean[i], sum[i] / double(c.prompt.size()), 1e-3) << i;
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, TinyModel,
@@ -231,6 +275,7 @@ TEST(PrefixCache, OnAsOffBitForBit) {
       for (int t = 0; t < i * 5 % 40; ++t) r.prompt.push_back(int32_t(i * 31 + t) % model.spec.vocab);
       r.cache_salt[0] = uint64_t(i % 4 == 3);
       r.max_tokens = 30 + i;
+      if (i % 8 == 6) r.pooling = i == 14 ? Pooling::last : Pooling::mean;
       wishes.push_back(std::move(r));
     }
     std::vector<Outcome> off;
@@ -251,8 +296,9 @@ TEST(PrefixCache, OnAsOffBitForBit) {
         EXPECT_TRUE(got == off[i]) << path << " round " << round << " request " << i;
         cached += together[i].stream->times().cached_tokens;
         preemptions += got.preemptions;
-        EXPECT_TRUE(i != 5 || together[i].stream->times().cached_tokens == 0)
-            << "its prompt's logits are wanted";
+        const bool wants_all = i == 5 || wishes[i].pooling == Pooling::mean;
+        EXPECT_TRUE(!wants_all || together[i].stream->times().cached_tokens == 0)
+            << "its prompt's logits or states are wanted";
       }
     }
     EXPECT_GT(cached, 500) << path;

@@ -32,6 +32,8 @@ struct LiveRequest : Sequence {
 
   bool ends_with(int32_t id) const { return std::find(end_ids.begin(), end_ids.end(), id) != end_ids.end(); }
   bool wants_prompt_logprobs() const { return request.sampling.prompt_top_logprobs >= 0; }
+  bool pools() const { return request.pooling != Pooling::none; }
+  float* pooled() { return stream->pooled_.data(); }  // [C]
 
   std::shared_ptr<RequestStream> stream;
   std::vector<int32_t> bias_ids;  // logit_bias, as two arrays
@@ -42,7 +44,7 @@ struct LiveRequest : Sequence {
 
   // Engine thread.
   int prompt_rows_planned =
-      0;               // prompt tokens 1 .. n whose log-probabilities were asked for; survives preemption
+      0;  // prompt tokens 1 .. n whose log-probabilities or states were asked for; survives preemption
   bool queued = true;  // counted in EngineDoor::queued
   TimeNs last_token = 0;
   int64_t active_step = 0;       // the last step that it was active in

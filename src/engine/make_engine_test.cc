@@ -66,6 +66,19 @@ class OnASmallCard : public testing::Test {
   size_t most_after_weights_ = SIZE_MAX;
 };
 
+TEST_F(OnASmallCard, StatesAreNotPooled) {
+  auto weights = load_weights(*checkpoint_, spec_, card_, {});
+  ASSERT_TRUE(weights.ok());
+  auto engine = make_engine({spec_, *weights, card_, {}}, config_);
+  ASSERT_TRUE(engine.ok());
+  Request wish;
+  wish.prompt = {1, 2};
+  wish.pooling = Pooling::last;
+  const auto refused = (*engine)->submit(wish, [] {});
+  ASSERT_FALSE(refused.ok());
+  expect(refused.error(), ErrorCode::kUnsupported, {"on a CPU only"});
+}
+
 TEST_F(OnASmallCard, AModelStarts) {
   EXPECT_EQ(start().message, "");
   EXPECT_EQ(card_.asked.hidden, spec_.hidden);

@@ -5,6 +5,19 @@
 
 namespace sluice {
 
+namespace {
+
+// Whether logits of all these rows are nobody's wish.
+bool only_pooled(const Step& step, int first, int count) {
+  for (const PoolRows& pool : step.pools) {
+    const int begin = std::max(first, pool.first), end = std::min(first + count, pool.first + pool.count);
+    count -= std::max(0, end - begin);
+  }
+  return count == 0;
+}
+
+}  // namespace
+
 ModelRunner::ModelRunner(const ModelSpec& spec, const LayerGroups& groups, const Weights& weights,
                          Backend& backend, const ModelRunnerShape& shape)
     : spec_(spec),
@@ -85,10 +98,12 @@ void ModelRunner::stage(const Step& step, const BatchInput& batch) {
 
 void ModelRunner::run(const Step& step, const BatchInput& batch) {
   decoder_.forward(batch, kv_);
+  if (!step.pools.empty()) pool(step, batch);
   if (late_masks_)
     for (const MaskWait& mask : step.masks) mask.wait();
   for (int first = 0; first < batch.logit_rows; first += shape_.logit_rows) {
     const int count = std::min(shape_.logit_rows, batch.logit_rows - first);
+    if (only_pooled(step, first, count)) continue;
     const Tensor logits = decoder_.logits(batch, first, count);
     const std::span<const SampleRow> rows = step.rows;  // fewer than the batch has, if it is padded
     const size_t from = std::min(size_t(first), rows.size());
@@ -99,6 +114,19 @@ void ModelRunner::run(const Step& step, const BatchInput& batch) {
                      .softcap = spec_.final_softcap,
                      .slot = step.slot,
                      .first_row = first});
+  }
+}
+
+// The host reads in the midst of the step, so the ops must have done their work when they return, and nothing
+// is recorded: Engine::submit takes no pooling on a card.
+void ModelRunner::pool(const Step& step, const BatchInput& batch) {
+  for (const PoolRows& rows : step.pools) {
+    const Tensor states = decoder_.hidden(batch, rows.first, rows.count);
+    CHECK(states.dtype == DType::f32 && !step.replayable, "only a CPU pools");
+    for (int r = 0; r < rows.count; ++r) {
+      const float* state = states.row<float>(r);
+      for (int64_t i = 0; i < states.cols; ++i) rows.sum[i] += rows.scale * state[i];
+    }
   }
 }
 

@@ -49,6 +49,7 @@ class ModelRunner final : public StepRunner {
   BatchInput on_device(const Step& step) const;
   void stage(const Step& step, const BatchInput& batch);
   void run(const Step& step, const BatchInput& batch);
+  void pool(const Step& step, const BatchInput& batch);
 
   const ModelSpec& spec_;
   Backend& backend_;

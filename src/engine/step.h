@@ -12,6 +12,13 @@
 
 namespace sluice {
 
+// Logit rows of a step whose hidden states belong to a request that asked for them pooled.
+struct PoolRows {
+  int first = 0, count = 0;
+  float scale = 1;       // of each row
+  float* sum = nullptr;  // [C] the request's, which the step's end makes readable
+};
+
 struct Step {
   int slot = 0;  // 0 .. kStepsInFlight - 1, never changes
   StepPlan plan;
@@ -25,6 +32,7 @@ struct Step {
   std::vector<SampleRow> rows;     // of plan's entries; padding of the batch has none
   std::vector<int32_t> row_begin;  // [sequences + 1] first row of each plan entry
   std::vector<MaskWait> masks;     // that must be made before the step samples
+  std::vector<PoolRows> pools;     // ascending; seldom any
   bool replayable = false;         // padded to a bucket, so that a recorded step does for it
 
   // Run.

@@ -166,6 +166,7 @@ void StepLoop::leave_queue(LiveRequest& live) {
 }
 
 void StepLoop::keep_prompt_logprobs(LiveRequest& live, std::span<const SampleResult> results) {
+  if (live.pools()) return;
   for (const SampleResult& result : results) live.stream->prompt_logprobs_.push_back(logprobs_of(result));
 }
 

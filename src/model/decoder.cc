@@ -108,11 +108,16 @@ void Decoder::pick_rows(const BatchInput& batch, Tensor& attended, Tensor& hidde
   normed = normed.first_rows(rows);
 }
 
-Tensor Decoder::logits(const BatchInput& batch, int first, int count) {
-  CHECK(first >= 0 && count > 0 && count <= max_logit_rows_ && first + count <= batch.logit_rows);
+Tensor Decoder::hidden(const BatchInput& batch, int first, int count) const {
+  CHECK(first >= 0 && count > 0 && first + count <= batch.logit_rows);
   const Tensor all = normed_.first_rows(first + count);  // the logit rows alone, in their order
-  const Tensor rows = {all.row<std::byte>(0) + size_t(first) * size_t(all.stride) * dtype_size(all.dtype),
-                       all.dtype, count, all.cols, all.stride};
+  return {all.row<std::byte>(0) + size_t(first) * size_t(all.stride) * dtype_size(all.dtype), all.dtype, count,
+          all.cols, all.stride};
+}
+
+Tensor Decoder::logits(const BatchInput& batch, int first, int count) {
+  CHECK(count <= max_logit_rows_);
+  const Tensor rows = hidden(batch, first, count);
   const Tensor out = logits_.first_rows(count);
   backend_.linear({rows, weights_.output(), nullptr, out});
   return out;

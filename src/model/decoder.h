@@ -30,6 +30,10 @@ class Decoder {
   // next call.
   Tensor logits(const BatchInput& batch, int first, int count);
 
+  // [count, C] what those logits are made of: the rows' last hidden states after the final norm, in
+  // activation_dtype.
+  Tensor hidden(const BatchInput& batch, int first, int count) const;
+
   size_t activation_bytes() const;
   size_t wanted_bytes() const { return wanted_bytes_; }  // the same, also where they could not be allocated
 

@@ -35,6 +35,10 @@ constexpr const char* lane_name(Lane lane) {
   return lane == Lane::interactive ? "interactive" : lane == Lane::standard ? "standard" : "batch";
 }
 
+// What a request wants of its prompt's last hidden states, instead of tokens: nothing, that of the last token,
+// or the mean over all. On a CPU only.
+enum class Pooling : uint8_t { none, last, mean };
+
 struct Request {
   std::string id;               // for people and logs; may repeat
   std::vector<int32_t> prompt;  // at least one id, ids in range, shorter than the context (engine checks)
@@ -42,6 +46,7 @@ struct Request {
   int max_tokens = 16;  // generated; 0: prompt only (log-probabilities, cache warming)
   int min_tokens = 0;   // end ids are not sampled before
   bool ignore_eos = false;
+  Pooling pooling = Pooling::none;              // else max_tokens is 0
   std::vector<int32_t> stop_ids;                // end ids of the client's, besides the model's
   std::shared_ptr<TokenConstraint> constraint;  // of this answer alone; null: none. Not with ignore_eos
   TimeNs deadline = 0;                          // 0: none

@@ -84,6 +84,22 @@ std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, std::string_view 
   return ids;
 }
 
+ApiFailure encode_prompts(std::vector<PromptInput> inputs, const ApiCall& call, std::string_view field,
+                          GenerationPlan& plan) {
+  for (PromptInput& input : inputs) {
+    Prompt prompt;
+    if (const auto* text = std::get_if<std::string>(&input)) {
+      if (ApiFailure failure = check_text(text->size(), call, field)) return failure;
+      prompt.ids = encode_prompt(call.model.tokenizer(), *text, true);
+    } else {
+      prompt.ids = std::get<std::vector<int32_t>>(std::move(input));
+    }
+    if (ApiFailure failure = check_prompt(prompt.ids, call, field)) return failure;
+    plan.prompts.push_back(std::move(prompt));
+  }
+  return std::nullopt;
+}
+
 GenerationPlan plan_of(const ApiCall& call, GenerationOptions options, std::string id) {
   GenerationPlan plan;
   plan.id = std::move(id);

@@ -10,12 +10,15 @@
 
 #include "engine/served_model.h"
 #include "server/api_keys.h"
+#include "server/completion_request.h"
 #include "server/generation.h"
 #include "server/http.h"
 #include "server/http_error.h"
 #include "server/server.h"
 
 namespace sluice {
+
+class ResponseStore;
 
 struct ApiCall {
   ServedModel& model;
@@ -28,6 +31,7 @@ struct ApiCall {
   uint32_t tenant = 0;         // GenerationPlan::tenant
   ArrivalTimes arrival = {};
   std::shared_ptr<RequestLog> log = nullptr;
+  ResponseStore* responses = nullptr;
 };
 
 struct PreparedGeneration {
@@ -42,6 +46,8 @@ using PrepareCall = ApiFailure (*)(std::string_view body, const ApiCall& call, P
 ApiFailure prepare_completions(std::string_view body, const ApiCall& call, PreparedGeneration& out);
 ApiFailure prepare_chat(std::string_view body, const ApiCall& call, PreparedGeneration& out);
 ApiFailure prepare_messages(std::string_view body, const ApiCall& call, PreparedGeneration& out);
+ApiFailure prepare_responses(std::string_view body, const ApiCall& call, PreparedGeneration& out);
+ApiFailure prepare_embeddings(std::string_view body, const ApiCall& call, PreparedGeneration& out);
 
 // A request that needs the model but not the engine.
 using TextCall = HttpResponse (*)(std::string_view body, const ApiCall& call);
@@ -66,6 +72,9 @@ ApiFailure check_text(size_t bytes, const ApiCall& call, std::string_view field)
 // Ids of a text in which control tokens count, with one BOS where the vocabulary asks for one, also where the
 // text itself begins with it.
 std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, std::string_view text, bool add_special);
+// Encodes and checks each input, into plan.prompts. `field`: the member that they came in.
+ApiFailure encode_prompts(std::vector<PromptInput> inputs, const ApiCall& call, std::string_view field,
+                          GenerationPlan& plan);
 // Fills what the plan takes from call and options.
 GenerationPlan plan_of(const ApiCall& call, GenerationOptions options, std::string id);
 

@@ -9,28 +9,30 @@ namespace {
 
 using Bounds = RequestBounds;
 
-Status read_one_prompt(JsonView value, CompletionRequest& r, const Bounds& bounds) {
+Status read_one_prompt(JsonView value, std::vector<PromptInput>& prompts, const Bounds& bounds) {
   if (const auto text = value.string()) {
-    r.prompts.emplace_back(std::string(*text));
+    prompts.emplace_back(std::string(*text));
     return {};
   }
   std::vector<int32_t> ids;
   if (Status status = read_token_ids(value, bounds.vocab, SIZE_MAX, ids); !status.ok()) return status;
   if (ids.empty()) return member_error("holds an empty array of token ids.");
-  r.prompts.emplace_back(std::move(ids));
+  prompts.emplace_back(std::move(ids));
   return {};
 }
 
-Status read_prompt(JsonView value, CompletionRequest& r, const Bounds& bounds) {
+}  // namespace
+
+Status read_prompts(JsonView value, std::vector<PromptInput>& prompts, const Bounds& bounds) {
   const char* kShape =
       "must be a string, an array of strings, an array of token ids, or an array of such arrays.";
   if (!value.is_array())
-    return value.string() ? read_one_prompt(value, r, bounds) : Status(member_error(kShape));
+    return value.string() ? read_one_prompt(value, prompts, bounds) : Status(member_error(kShape));
   if (value.size() == 0) return member_error("is an empty array.");
   const JsonView first = value.at(0);
   if (!first.string() && !first.is_array()) {
     if (!first.number()) return member_error(kShape);
-    return read_one_prompt(value, r, bounds);
+    return read_one_prompt(value, prompts, bounds);
   }
   if (value.size() > size_t(bounds.max_prompts)) {
     return member_error(fmt::format("holds {} prompts; at most {} are taken in one request.", value.size(),
@@ -41,14 +43,16 @@ Status read_prompt(JsonView value, CompletionRequest& r, const Bounds& bounds) {
     if (item.type() != first.type())
       status = member_error(kShape);
     else
-      status = read_one_prompt(item, r, bounds);
+      status = read_one_prompt(item, prompts, bounds);
     return status.ok();
   });
   return status;
 }
 
+namespace {
+
 constexpr Member<CompletionRequest> kMembers[] = {
-    {"prompt", read_prompt},
+    {"prompt", [](JsonView v, CompletionRequest& r, const Bounds& b) { return read_prompts(v, r.prompts, b); }},
     {"echo", [](JsonView v, CompletionRequest& r, const Bounds&) { return read_boolean(v, r.echo); }},
     {"logprobs", [](JsonView v, CompletionRequest& r,
                     const Bounds&) { return read_integer(v, 0, kMaxTopLogprobs, r.logprobs); }},

@@ -12,6 +12,9 @@ namespace sluice {
 
 using PromptInput = std::variant<std::string, std::vector<int32_t>>;  // text, or token ids
 
+// A text, token ids, or an array of either.
+Status read_prompts(JsonView value, std::vector<PromptInput>& prompts, const RequestBounds& bounds);
+
 struct CompletionRequest {
   GenerationOptions options;
   std::vector<PromptInput> prompts;

@@ -41,19 +41,37 @@ void register_connection_meters() {
   open_connections();
 }
 
-Connection::Connection(std::shared_ptr<Loop> loop, Loop::Socket socket)
-    : loop_(std::move(loop)), socket_(std::move(socket)) {
+Connection::Connection(std::shared_ptr<Loop> loop, Loop::Socket socket, uint64_t address)
+    : loop_(std::move(loop)), socket_(std::move(socket)), address_(address) {
+  if (loop_->shared.tls) {
+    // OpenSSL's reads and writes take the socket as it is.
+    boost::system::error_code ignored;
+    socket_.native_non_blocking(true, ignored);
+    tls_ = std::make_unique<TlsSession>(loop_->shared.tls, socket_.native_handle());
+  }
   open_connections().set(loop_->shared.connections.fetch_add(1, std::memory_order_relaxed) + 1);
 }
 
 Connection::~Connection() { account_body(0); }
 
 void Connection::start() {
-  deadline_ = now_ns() + loop_->shared.config.idle_timeout_ms * kMs;
+  const ServerConfig& config = loop_->shared.config;
+  // A handshake has as long as a request's head.
+  deadline_ = now_ns() + (tls_ ? config.header_timeout_ms : config.idle_timeout_ms) * kMs;
   arm_read();
 }
 
+ssize_t Connection::receive(char* data, size_t bytes) {
+  return tls_ ? tls_->read(data, bytes) : ::recv(socket_.native_handle(), data, bytes, MSG_DONTWAIT);
+}
+
+ssize_t Connection::transmit(const char* data, size_t bytes) {
+  return tls_ ? tls_->write(data, bytes)
+              : ::send(socket_.native_handle(), data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 void Connection::refuse(int status, const char* message) {
+  if (tls_) return close();  // no word before a handshake, which is not worth its cost here
   set_state(State::answering);
   keep_alive_ = false;
   respond(loop_->shared.handler->protocol_error(status, message));
@@ -88,7 +106,9 @@ void Connection::arm_write() {
   writing_ = true;
   socket_.async_wait(Loop::Socket::wait_write, [self = shared_from_this()](boost::system::error_code ec) {
     self->writing_ = false;
-    if (!ec) self->send();
+    if (ec) return;
+    if (self->tls_ && self->tls_->read_wants_write()) return self->on_readable();
+    self->send();
   });
 }
 
@@ -96,7 +116,7 @@ void Connection::on_readable() {
   // A few rounds, then the others' turn.
   for (int round = 0; round < 4 && state_ != State::closed; ++round) {
     auto& scratch = loop_->scratch;
-    const ssize_t n = ::recv(socket_.native_handle(), scratch.data(), scratch.size(), MSG_DONTWAIT);
+    const ssize_t n = receive(scratch.data(), scratch.size());
     if (n == 0) {
       // An answer that is made is still sent to a client that only closed its sending side.
       if (state_ == State::closing || (state_ == State::idle && unsent() > 0)) return set_state(State::closing);
@@ -105,6 +125,7 @@ void Connection::on_readable() {
     if (n < 0) {
       if (errno == EINTR) continue;
       if (errno != EAGAIN && errno != EWOULDBLOCK) return left("client_disconnect");
+      if (tls_ && tls_->read_wants_write()) return arm_write();
       break;
     }
     take({scratch.data(), size_t(n)});
@@ -311,8 +332,7 @@ void Connection::send() {
   if (state_ == State::closed) return;
   const size_t before = sent_;
   while (sent_ < out_.size()) {
-    const ssize_t n =
-        ::send(socket_.native_handle(), out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t n = transmit(out_.data() + sent_, out_.size() - sent_);
     if (n > 0) {
       sent_ += size_t(n);
       continue;
@@ -351,6 +371,7 @@ void Connection::send() {
     set_state(State::linger);
     deadline_ = now_ns() + limits::kLingerMs * kMs;
     boost::system::error_code ignored;
+    if (tls_) tls_->close_notify();
     socket_.shutdown(Loop::Socket::shutdown_send, ignored);
     arm_read();
   } else if (state_ == State::idle && sent_ == out_.size()) {
@@ -374,6 +395,7 @@ void Connection::left(const char* why) {
 void Connection::close() {
   if (state_ == State::closed) return;
   set_state(State::closed);
+  loop_->shared.addresses.leave(address_);
   auto self = shared_from_this();
   listener_.reset();
   sending_.reset();

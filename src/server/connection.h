@@ -12,9 +12,11 @@
 #include <unordered_set>
 #include <vector>
 
+#include "server/address_limit.h"
 #include "server/http.h"
 #include "server/http_parser.h"
 #include "server/server.h"
+#include "server/tls.h"
 
 namespace sluice {
 
@@ -24,6 +26,8 @@ class Connection;
 struct NetworkShared {
   ServerConfig config;
   HttpHandler* handler = nullptr;
+  std::shared_ptr<const TlsContext> tls;  // null: plain HTTP
+  AddressLimit addresses;
   std::atomic<int> connections{0};
   std::atomic<int> busy{0};
   std::atomic<size_t> body_bytes{0};
@@ -66,7 +70,8 @@ struct Loop : std::enable_shared_from_this<Loop> {
 
 class Connection final : public HttpExchange, public std::enable_shared_from_this<Connection> {
  public:
-  Connection(std::shared_ptr<Loop> loop, Loop::Socket socket);
+  // `address`: what AddressLimit has counted it under; left when it closes.
+  Connection(std::shared_ptr<Loop> loop, Loop::Socket socket, uint64_t address);
   ~Connection() override;
   void start();
   void refuse(int status, const char* message);  // in place of start: over the limit of connections
@@ -100,6 +105,8 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
     closed,
   };
 
+  ssize_t receive(char* data, size_t bytes);
+  ssize_t transmit(const char* data, size_t bytes);
   void arm_read();
   void arm_write();
   void on_readable();
@@ -117,6 +124,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
 
   std::shared_ptr<Loop> loop_;
   Loop::Socket socket_;
+  std::unique_ptr<TlsSession> tls_;  // null: plain HTTP
   std::unique_ptr<HttpParser> parser_;
   std::shared_ptr<HttpListener> listener_;
   std::shared_ptr<HttpListener> sending_;  // of an answer that has ended, until its last byte is sent
@@ -126,7 +134,8 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   std::string answer_headers_;             // by add_header, as they will be sent
   size_t sent_ = 0;
   size_t counted_body_ = 0;
-  TimeNs began_ = 0;           // when the first byte of the request was read
+  TimeNs began_ = 0;  // when the first byte of the request was read
+  const uint64_t address_;
   TimeNs deadline_ = 0;        // of the state; 0: none
   TimeNs write_deadline_ = 0;  // while bytes are unsent
   State state_ = State::idle;

@@ -113,6 +113,7 @@ Request Generation::request_of(int prompt, int k) const {
   request.max_tokens = wanted < 0 || wanted > room ? room : wanted;
   request.min_tokens = std::min(plan_.options.min_tokens, request.max_tokens);
   request.ignore_eos = plan_.options.ignore_eos;
+  request.pooling = plan_.pooling;
   request.stop_ids = plan_.options.stop_ids;
   request.deadline = plan_.deadline;
   request.lane = plan_.lane;

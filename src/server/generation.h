@@ -42,6 +42,7 @@ struct GenerationPlan {
   int default_max_tokens = -1;  // where the client gave none; -1: up to the context
   bool keep_tokens = false;     // the answer shows token ids or log-probabilities
   bool echo = false;
+  Pooling pooling = Pooling::none;  // embeddings: no token is generated
   std::vector<Prompt> prompts;
   std::shared_ptr<const Grammar> grammar;  // of options.grammar, compiled; each choice follows it by itself
   TimeNs deadline = 0;

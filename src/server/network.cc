@@ -36,9 +36,15 @@ void Loop::accept() {
     }
     boost::system::error_code ignored;
     socket.set_option(asio::ip::tcp::no_delay(true), ignored);
-    auto connection = std::make_shared<Connection>(shared_from_this(), std::move(socket));
+    const auto remote = socket.remote_endpoint(ignored);
+    const uint64_t address = ignored ? 0 : AddressLimit::key_of(remote.address());
+    const bool welcome = shared.addresses.enter(address, shared.config.max_connections_per_address);
+    auto connection =
+        std::make_shared<Connection>(shared_from_this(), std::move(socket), welcome ? address : 0);
     connections.insert(connection);
-    if (shared.connections.load(std::memory_order_relaxed) > shared.config.max_connections)
+    if (!welcome)
+      connection->refuse(429, "Too many connections from this address.");
+    else if (shared.connections.load(std::memory_order_relaxed) > shared.config.max_connections)
       connection->refuse(503, "Too many connections.");
     else
       connection->start();
@@ -204,6 +210,11 @@ Status NetworkImpl::open(const ServerConfig& config, HttpHandler& handler) {
   register_connection_meters();
   shared_->config = config;
   shared_->handler = &handler;
+  if (!config.tls_cert_file.empty() || !config.tls_key_file.empty()) {
+    auto tls = TlsContext::create(config.tls_cert_file, config.tls_key_file);
+    if (!tls.ok()) return tls.error();
+    shared_->tls = std::move(tls).value();
+  }
   raise_descriptor_limit(config.max_connections);
   if (config.port < 0 || config.port > 65535) return io_error(config, "a port is 0 to 65535");
   boost::system::error_code ec;

@@ -12,6 +12,7 @@
 #include "server/grammar_members.h"
 #include "server/json_writer.h"
 #include "server/limits.h"
+#include "server/openapi.h"
 #include "server/page.h"
 
 namespace sluice {
@@ -34,6 +35,13 @@ std::span<const Router::Route> Router::routes() {
       {"POST", "/v1/chat/completions", "Chat, as OpenAI's API has it.", false, nullptr, nullptr, prepare_chat},
       {"POST", "/v1/completions", "Completion of text or token ids, as OpenAI's API has it.", false, nullptr,
        nullptr, prepare_completions},
+      {"POST", "/v1/responses", "Responses, as OpenAI's API has them.", false, nullptr, nullptr,
+       prepare_responses},
+      {"GET", "/v1/responses/", "A response that was stored.", false, &Router::get_response, nullptr, nullptr},
+      {"DELETE", "/v1/responses/", "Forgets a stored response.", false, &Router::delete_response, nullptr,
+       nullptr},
+      {"POST", "/v1/embeddings", "Vectors of texts, as OpenAI's API has them.", false, nullptr, nullptr,
+       prepare_embeddings},
       {"POST", "/v1/messages", "Messages, as Anthropic's API has them.", false, nullptr, nullptr,
        prepare_messages},
       {"POST", "/v1/messages/count_tokens", "How many tokens such a request's input has.", false, nullptr,
@@ -52,6 +60,8 @@ std::span<const Router::Route> Router::routes() {
       {"GET", "/health", "200 while the process lives.", true, &Router::get_health, nullptr, nullptr},
       {"GET", "/live", "The same.", true, &Router::get_health, nullptr, nullptr},
       {"GET", "/ready", "200 while a completion would be answered; else 503 and why.", true, &Router::get_ready,
+       nullptr, nullptr},
+      {"GET", "/openapi.json", "What all these take and answer: OpenAPI 3.1.", true, &Router::get_openapi,
        nullptr, nullptr},
       {"GET", "/metrics", "Prometheus metrics.", true, &Router::get_metrics, nullptr, nullptr},
       {"GET", "/v1/live", "The server's numbers as server-sent events, one a second.", false, nullptr, nullptr,
@@ -109,6 +119,7 @@ Router::Router(const ServerConfig& config, ApiKeys keys)
     : config_(config),
       keys_(std::move(keys)),
       cors_(config.cors_origins),
+      responses_(config.response_store_bytes),
       pool_(config.text_threads, limits::kTextQueue),
       grammar_pool_(limits::kGrammarThreads, limits::kGrammarQueue),
       started_(std::time(nullptr)) {
@@ -182,6 +193,7 @@ void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExcha
   call.tenant = caller.tenant;
   call.arrival = {.first_byte = request.began, .last_byte = request.received};
   call.log = log_;
+  call.responses = config_.response_store_bytes > 0 ? &responses_ : nullptr;
   if (ApiFailure failure = read_headers(request, call))
     return respond(exchange, error_response(*failure), caller);
   run_model_route(*found, request, exchange, std::move(call), caller);
@@ -471,6 +483,43 @@ HttpResponse Router::get_model(const HttpRequest& request) {
   HttpResponse response;
   JsonWriter w(response.body);
   append_model(w, model_name(), *model, started_);
+  return response;
+}
+
+HttpResponse Router::get_openapi(const HttpRequest&) { return json_response(std::string(openapi_document())); }
+
+namespace {
+
+std::string_view response_id(const HttpRequest& request) {
+  return std::string_view(request.path).substr(std::string_view("/v1/responses/").size());
+}
+
+HttpResponse no_such_response() {
+  return error_response(
+      404, "There is no such response: it was not stored, is another key's, or has been dropped since.", {},
+      "response_not_found");
+}
+
+}  // namespace
+
+HttpResponse Router::get_response(const HttpRequest& request) {
+  const auto stored = responses_.find(response_id(request), uint32_t(keys_.find(request)));
+  return stored == nullptr ? no_such_response() : json_response(stored->response);
+}
+
+HttpResponse Router::delete_response(const HttpRequest& request) {
+  const std::string_view id = response_id(request);
+  if (!responses_.erase(id, uint32_t(keys_.find(request)))) return no_such_response();
+  HttpResponse response;
+  JsonWriter w(response.body);
+  w.begin_object()
+      .key("id")
+      .string(id)
+      .key("object")
+      .string("response")
+      .key("deleted")
+      .boolean(true)
+      .end_object();
   return response;
 }
 

@@ -12,6 +12,7 @@
 #include "server/cors.h"
 #include "server/http.h"
 #include "server/live_feed.h"
+#include "server/response_store.h"
 #include "server/server.h"
 #include "server/text_pool.h"
 
@@ -75,12 +76,16 @@ class Router final : public HttpHandler {
   HttpResponse get_models(const HttpRequest& request);
   HttpResponse get_model(const HttpRequest& request);
   HttpResponse get_requests(const HttpRequest& request);
+  HttpResponse get_openapi(const HttpRequest& request);
+  HttpResponse get_response(const HttpRequest& request);
+  HttpResponse delete_response(const HttpRequest& request);
 
   std::string_view model_name() const;
 
   const ServerConfig config_;
   const ApiKeys keys_;
   const Cors cors_;
+  ResponseStore responses_;
   TextPool pool_;
   const std::shared_ptr<RequestLog> log_ = std::make_shared<RequestLog>();  // answers under way hold it too
   LiveFeed live_;

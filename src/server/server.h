@@ -26,15 +26,19 @@ struct ServerConfig {
   std::vector<std::string> cors_origins;  // whose pages may call from a browser; "*": all; empty: our own alone
   // How calls of tools stand in answers: auto (by the template), hermes, llama3, mistral, none.
   std::string tool_parser = "auto";
+  std::string tls_cert_file, tls_key_file;  // PEM; both: HTTPS in place of HTTP
   size_t max_body_bytes = 32u << 20;
   size_t max_header_bytes = 32u << 10;
   int max_connections = 16384;
-  int header_timeout_ms = 15000;  // from first byte of a request head to its end
+  int max_connections_per_address = 4096;  // loopback excepted
+  int header_timeout_ms = 15000;           // from first byte of a request head to its end
   int body_timeout_ms = 60000;
-  int idle_timeout_ms = 120000;  // between requests of a kept-alive connection
-  int write_timeout_ms = 60000;  // a client that reads nothing for so long is dropped
-  int request_timeout_ms = 0;    // deadline of every generation; 0: none but x-request-timeout-ms
-  bool page = true;              // serves the page at /; without, / lists the routes
+  int idle_timeout_ms = 120000;             // between requests of a kept-alive connection
+  int write_timeout_ms = 60000;             // a client that reads nothing for so long is dropped
+  int request_timeout_ms = 0;               // deadline of every generation; 0: none but x-request-timeout-ms
+  bool page = true;                         // serves the page at /; without, / lists the routes
+  size_t response_store_bytes = 64u << 20;  // of /v1/responses with store: true; 0: none is kept
+  std::string embedding_pooling = "mean";   // or "last"
   int max_n = 128;
   int max_prompts = 256;      // prompts of one completions request
   int max_completions = 256;  // prompts x n of one request

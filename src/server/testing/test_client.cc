@@ -142,7 +142,8 @@ std::vector<std::string> sse_payloads(const std::string& body) {
   for (;;) {
     const size_t end = body.find("\n\n", at);
     if (end == std::string::npos) return out;
-    const std::string event = body.substr(at, end - at);
+    std::string event = body.substr(at, end - at);
+    if (event.starts_with("event: ")) event.erase(0, event.find('\n') + 1);
     CHECK(event.starts_with("data: "));
     out.push_back(event.substr(6));
     at = end + 2;

@@ -21,6 +21,7 @@ Result<std::shared_ptr<RequestStream>> ScriptedEngine::submit(Request request, s
   auto stream = std::make_shared<RequestStream>(outbox);
   stream->door_ = std::make_shared<EngineDoor>();
   stream->notify_ = std::move(notify);
+  if (request.pooling != Pooling::none) stream->pooled_ = pooled;
   stream->times_.submitted = now_ns();
   stream->progress_.spans.start(Span::queue, stream->times_.submitted);
   if (script) {

@@ -18,6 +18,7 @@ class ScriptedEngine final : public Engine {
   // What a request gets, all at once, as it is submitted. Unset: nothing comes until `emit`.
   std::function<std::vector<TokenEvent>(const Request&)> script;
   size_t outbox = 4096;
+  std::vector<float> pooled;  // what a request that pools gets
   // Set to refuse what is submitted after so many requests.
   size_t accept_at_most = SIZE_MAX;
 

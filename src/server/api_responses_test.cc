@@ -1,0 +1,159 @@
+// OpenAI's Responses API over HTTP: the object, the order of events, and what is kept for whom.
+#include <gmock/gmock.h>
+
+#include <regex>
+
+#include "server/json.h"
+#include "server/response_store.h"
+#include "server/server.h"
+#include "server/testing/test_client.h"
+#include "server/testing/toy_model.h"
+
+namespace sluice {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class ResponsesTest : public testing::Test {
+ protected:
+  void SetUp() override { start({}); }
+  void start(ServerConfig config) {
+    server_.reset();
+    config.port = 0;
+    auto started = Server::start(config);
+    ASSERT_TRUE(started.ok());
+    server_ = std::move(started).value();
+    server_->serve_model(model_);
+  }
+  void say(std::vector<std::string_view> tokens, FinishReason finish) {
+    model_.scripted.script = [this, tokens, finish](const Request&) { return model_.says(tokens, finish); };
+  }
+  TestResponse post(const std::string& members, const std::string& headers = "") {
+    return TestClient(server_->port()).post("/v1/responses", "{" + members + "}", headers);
+  }
+  TestResponse request(const std::string& method, const std::string& path, const std::string& headers = "") {
+    TestClient client(server_->port());
+    client.send(method + " " + path + " HTTP/1.1\r\nHost: x\r\n" + headers + "\r\n");
+    return client.read_response();
+  }
+  std::string seen() {
+    return model_.tokenizer().decode(model_.scripted.request(model_.scripted.submitted() - 1).prompt);
+  }
+
+  ToyModel model_;
+  std::unique_ptr<Server> server_;
+};
+
+std::string id_of(const TestResponse& r) {
+  auto d = JsonDocument::parse(r.body);
+  return std::string(*d->root().find("id")->string());
+}
+
+TEST_F(ResponsesTest, Whole) {
+  say({"hello"}, FinishReason::stop);
+  const TestResponse r = post(R"("input":"x","instructions":"be","metadata":{"a":"b"})");
+  EXPECT_EQ(r.status, 200);
+  EXPECT_EQ(seen(), "[system]be\n[user]x\n[assistant]");
+  const std::string steady =
+      std::regex_replace(std::regex_replace(r.body, std::regex("(resp|msg)_[a-z0-9]{24}"), "$1_X"),
+                         std::regex(R"("created_at":\d+)"), "T");
+  EXPECT_EQ(
+      steady,
+      R"({"id":"resp_X","object":"response",T,"status":"completed","background":false,"error":null,)"
+      R"("incomplete_details":null,"instructions":"be","max_output_tokens":null,"model":"toy","output":[{"id":"msg_X",)"
+      R"("type":"message","status":"completed","role":"assistant","content":[{"type":"output_text","text":"hello",)"
+      R"("annotations":[],"logprobs":[]}]}],"parallel_tool_calls":true,"previous_response_id":null,)"
+      R"("reasoning":{"effort":null,"summary":null},"service_tier":"default","store":false,"temperature":1,)"
+      R"("text":{"format":{"type":"text"}},"tool_choice":"auto","tools":[],"top_logprobs":0,"top_p":1,)"
+      R"("truncation":"disabled","usage":{"input_tokens":30,"input_tokens_details":{"cached_tokens":0},"output_tokens":2,)"
+      R"("output_tokens_details":{"reasoning_tokens":0},"total_tokens":32},"user":null,"metadata":{"a":"b"}})");
+}
+
+TEST_F(ResponsesTest, EventsOfAStreamInTheirOrder) {
+  say({"ABC", "DEF"}, FinishReason::length);
+  const TestResponse r = post(R"("input":"x","stream":true)");
+  std::vector<std::string> types, deltas;
+  int64_t sequence = 0;
+  for (const std::string& payload : sse_payloads(r.body)) {
+    auto d = JsonDocument::parse(payload);
+    ASSERT_TRUE(d.ok()) << payload;
+    types.emplace_back(*d->root().find("type")->string());
+    EXPECT_THAT(r.body, HasSubstr("event: " + types.back() + "\n"));
+    EXPECT_EQ(d->root().find("sequence_number")->integer(), sequence++);
+  }
+  EXPECT_THAT(types, ElementsAre("response.created", "response.in_progress", "response.output_item.added",
+                                 "response.content_part.added", "response.output_text.delta",
+                                 "response.output_text.done", "response.content_part.done",
+                                 "response.output_item.done", "response.incomplete"));
+  EXPECT_THAT(r.body, HasSubstr(R"("incomplete_details":{"reason":"max_output_tokens"})"));
+  EXPECT_THAT(r.body, HasSubstr(R"("delta":"ABCDEF")"));
+}
+
+TEST_F(ResponsesTest, ItemsGivenInlineReachTheTemplate) {
+  say({"A"}, FinishReason::stop);
+  post(
+      R"("input":[{"role":"developer","content":"d"},{"type":"message","role":"user","content":[{"type":"input_text",)"
+      R"("text":"a"}]},{"type":"reasoning","summary":[]},{"id":"msg_1","type":"message","role":"assistant",)"
+      R"("status":"completed","content":[{"type":"output_text","text":"b","annotations":[]}]},)"
+      R"({"type":"function_call_output","call_id":"c","output":"r"},{"role":"user","content":"e"}])");
+  EXPECT_EQ(seen(), "[system]d\n[user]a\n[assistant]b\n[tool]r\n[user]e\n[assistant]");
+}
+
+TEST_F(ResponsesTest, WhatIsStoredGoesOnForItsKeyAlone) {
+  ServerConfig config;
+  config.api_keys = {"one", "two"};
+  start(config);
+  say({"hello"}, FinishReason::stop);
+  const std::string one = "Authorization: Bearer one\r\n", two = "Authorization: Bearer two\r\n";
+  const std::string id = id_of(post(R"("input":"x","instructions":"be","store":true)", one));
+  EXPECT_THAT(request("GET", "/v1/responses/" + id, one).body, HasSubstr("\"text\":\"hello\""));
+  EXPECT_EQ(request("GET", "/v1/responses/" + id, two).status, 404);
+  EXPECT_EQ(post(R"("input":"y","previous_response_id":")" + id + "\"", two).status, 404);
+  EXPECT_EQ(request("DELETE", "/v1/responses/" + id, two).status, 404);
+  EXPECT_EQ(post(R"("input":"y","previous_response_id":")" + id + "\"", one).status, 200);
+  EXPECT_EQ(seen(), "[user]x\n[assistant]hello\n[user]y\n[assistant]");  // instructions are of one request
+  EXPECT_THAT(request("DELETE", "/v1/responses/" + id, one).body, HasSubstr("\"deleted\":true"));
+  EXPECT_EQ(request("GET", "/v1/responses/" + id, one).status, 404);
+  EXPECT_EQ(request("GET", "/v1/responses/" + id_of(post(R"("input":"x")", one)), one).status, 404);
+}
+
+TEST_F(ResponsesTest, RefusesByName) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"("model":"toy")", "input"},
+      {R"("input":[])", "input"},
+      {R"("input":[{"role":"user","content":[{"type":"input_image"}]}])", "input[0].content[0].type"},
+      {R"("input":[{"type":"item_reference","id":"x"}])", "input[0].type"},
+      {R"("input":"x","background":true)", "background"},
+      {R"("input":"x","conversation":"c")", "conversation"},
+      {R"("input":"x","text":{"format":{"type":"json_object"}})", "text.format"},
+      {R"("input":"x","max_output_tokens":0)", "max_output_tokens"},
+      {R"("input":"x","truncation":"auto")", "truncation"},
+  };
+  for (const auto& [members, field] : cases) {
+    const TestResponse r = post(members);
+    EXPECT_EQ(r.status, 400) << members;
+    EXPECT_THAT(r.body, HasSubstr("\"param\":\"" + std::string(field) + "\"")) << members;
+  }
+}
+
+TEST(ResponseStore, TheOldestGoFirst) {
+  ResponseStore store(2000);
+  const auto large = [] { return StoredResponse{std::string(700, 'r'), ""}; };
+  store.put("a", 0, large());
+  store.put("b", 0, large());
+  EXPECT_NE(store.find("a", 0), nullptr);
+  store.put("c", 0, large());
+  EXPECT_EQ(store.find("a", 0), nullptr);
+  EXPECT_NE(store.find("c", 0), nullptr);
+  EXPECT_LE(store.bytes(), 2000u);
+  store.put("d", 0, StoredResponse{std::string(3000, 'r'), ""});
+  EXPECT_EQ(store.find("d", 0), nullptr);
+  EXPECT_TRUE(store.erase("b", 0));
+  EXPECT_FALSE(store.erase("b", 0));
+  EXPECT_TRUE(store.erase("c", 0));
+  EXPECT_EQ(store.bytes(), 0u);
+}
+
+}  // namespace
+}  // namespace sluice
