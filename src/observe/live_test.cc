@@ -115,10 +115,8 @@ TEST(LiveSampler, LanesAndPrefixHitsAreToldWhereTheyAreCounted) {
   const std::string lane = R"(lane="interactive")";
   all.push_back({Meter::Kind::gauge, "sluice_lane_requests_running", "", lane, nullptr, &running, nullptr});
   all.push_back({Meter::Kind::gauge, "sluice_lane_requests_waiting", "", lane, nullptr, &waiting, nullptr});
-  all.push_back(
-      {Meter::Kind::counter, "sluice_prefix_cache_queries_total", "", "", &asked, nullptr, nullptr});
-  all.push_back(
-      {Meter::Kind::counter, "sluice_prefix_cache_hits_total", "", "", &found, nullptr, nullptr});
+  all.push_back({Meter::Kind::counter, "sluice_prefix_cache_queries_total", "", "", &asked, nullptr, nullptr});
+  all.push_back({Meter::Kind::counter, "sluice_prefix_cache_hits_total", "", "", &found, nullptr, nullptr});
   sampler.sample(all, nullptr, 3 * kSecond);
   asked.add(200);
   found.add(50);
