@@ -45,7 +45,8 @@ def test_spans_add_up_to_the_whole_and_the_whole_fits_the_clients_time(smollm2, 
     status, answer, wall_ms = timed(smollm2, path, {**ask, "max_tokens": 8, "ignore_eos": True, "stream": stream}, name)
     assert status == 200
     found = finished_timeline(smollm2, name)
-    assert 0 < found["total_ms"] <= wall_ms
+    # The client may have read the last byte before the server has heard that it was taken.
+    assert 0 < found["total_ms"] - spans(found)["write"] <= wall_ms
     assert found["finish_reason"] == "length" and found["ended"] == "completed" and found["lane"] == "standard"
     assert found["generated"] == len(found["tokens"]) == 8 and found["tokens_cut"] == 0
     assert spans(found)["prefill"] > 0 and spans(found)["decode"] > 0

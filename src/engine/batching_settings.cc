@@ -37,6 +37,14 @@ Status check_ranges(const BatchingSettings& s) {
 }
 
 // The keys against each other; the numbers are in range.
+// A number that nobody has set gives way where fewer sequences run at the same time.
+int batch_size(const BatchingSettings& s, int max_sequences) {
+  const int size = s.dynamic.enabled ? s.dynamic.max_batch_size : s.window.max_batch_size;
+  const int unset = s.dynamic.enabled ? BatchingSettings::Dynamic{}.max_batch_size
+                                      : BatchingSettings::Window{}.max_batch_size;
+  return size == unset && max_sequences ? std::min(size, max_sequences) : size;
+}
+
 Status check_together(const BatchingSettings& s, BatchingKind kind, int max_sequences) {
   const BatchingSettings::Window& w = s.window;
   if (s.dynamic.enabled && kind != BatchingKind::windowed)
@@ -61,7 +69,7 @@ Status check_together(const BatchingSettings& s, BatchingKind kind, int max_sequ
         fmt::format("must be at most scheduler.window.batch_timeout_ms ({}), not {}: it would never be "
                     "what comes first",
                     w.batch_timeout_ms, w.min_trigger_interval_ms));
-  const int batch = s.dynamic.enabled ? s.dynamic.max_batch_size : w.max_batch_size;
+  const int batch = batch_size(s, max_sequences);
   if (max_sequences && batch > max_sequences)
     return wrong(s.dynamic.enabled ? kDynamicSize : kWindowSize,
                  fmt::format("must be at most engine.max_sequences ({}), not {}: a batch runs at the same time",
@@ -83,11 +91,11 @@ Result<Batching> batching_of(const BatchingSettings& s, int max_sequences) {
   if (Status ok = check_together(s, batching.kind, max_sequences); !ok) return std::move(ok).error();
   if (batching.kind != BatchingKind::windowed) return batching;
   const BatchingSettings::Window& w = s.window;
-  batching.window = s.dynamic.enabled ? BatchWindow{.max_batch = s.dynamic.max_batch_size,
+  batching.window = s.dynamic.enabled ? BatchWindow{.max_batch = batch_size(s, max_sequences),
                                                     .max_wait_ns = s.dynamic.batch_wait_timeout_ms * kMs,
                                                     .idle_ns = 0,
                                                     .span_ns = 0}
-                                      : BatchWindow{.max_batch = w.max_batch_size,
+                                      : BatchWindow{.max_batch = batch_size(s, max_sequences),
                                                     .max_wait_ns = w.batch_timeout_ms * kMs,
                                                     .idle_ns = w.min_trigger_interval_ms * kMs,
                                                     .span_ns = w.window_ms * kMs};

@@ -58,11 +58,16 @@ TEST(BatchingSettings, ContradictionsNameBothKeys) {
                     {"scheduler.window.batch_timeout_ms: ", "scheduler.window.window_ms (200)"}));
   EXPECT_TRUE(names(error(settings("windowed", {}, {.min_trigger_interval_ms = 101})),
                     {"scheduler.window.min_trigger_interval_ms: ", "scheduler.window.batch_timeout_ms (100)"}));
-  EXPECT_TRUE(names(error(settings("windowed"), 64),
-                    {"scheduler.window.max_batch_size: ", "engine.max_sequences (64), not 128"}));
-  EXPECT_TRUE(names(error(settings("", {.enabled = true}), 31),
-                    {"inference.dynamic_batching.max_batch_size: ", "engine.max_sequences (31), not 32"}));
-  EXPECT_TRUE(batching_of(settings("", {.enabled = true}), 32));
+  EXPECT_TRUE(names(error(settings("windowed", {}, {.max_batch_size = 65}), 64),
+                    {"scheduler.window.max_batch_size: ", "engine.max_sequences (64), not 65"}));
+  EXPECT_TRUE(names(error(settings("", {.enabled = true, .max_batch_size = 33}), 31),
+                    {"inference.dynamic_batching.max_batch_size: ", "engine.max_sequences (31), not 33"}));
+  EXPECT_TRUE(batching_of(settings("", {.enabled = true, .max_batch_size = 33}), 33));
+}
+
+TEST(BatchingSettings, ANumberThatNobodySetGivesWayToMaxSequences) {
+  EXPECT_EQ(batching_of(settings("windowed"), 64)->window.max_batch, 64);
+  EXPECT_EQ(batching_of(settings("", {.enabled = true}), 8)->window.max_batch, 8);
 }
 
 TEST(BatchingSettings, AbsurdNumbersAreRefusedWithTheRange) {

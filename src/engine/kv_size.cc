@@ -83,22 +83,22 @@ Result<KvSize> size_kv(const KvWish& wish) {
   const size_t allowed = budget(wish) / wish.block_bytes;
   const size_t blocks = std::min(wish.kv_bytes ? allowed : std::min(want.blocks, allowed), kMostBlocks);
 
-  KvSize size{layout, int(blocks), {}};
+  KvSize size{.layout = layout, .blocks = int(blocks)};
   size.layout.max_length = blocks >= one_longest ? layout.max_length : longest_context(layout, blocks);
   if (size.layout.max_length < std::min(kMinContext, layout.max_length)) return too_small(wish);
   const char* decided = wish.kv_bytes           ? "as configured"
                         : blocks >= want.blocks ? want.reason
                         : wish.card.total       ? "what is left of the card's share"
                                                 : "half of the free memory";
-  size.reason = fmt::format("{} blocks of {} tokens, {:.0f} MiB ({}{}); context {}{}", blocks,
-                            layout.block_tokens, mib(blocks * wish.block_bytes), decided,
-                            blocks * wish.block_bytes > available(wish)
-                                ? fmt::format("; more than the {:.0f} MiB that are free", mib(available(wish)))
-                                : "",
-                            size.layout.max_length,
-                            size.layout.max_length < layout.max_length
-                                ? fmt::format(", shrunk from {} for lack of memory", layout.max_length)
-                                : "");
+  size.exceeds_free = blocks * wish.block_bytes > available(wish);
+  size.reason = fmt::format(
+      "{} blocks of {} tokens, {:.0f} MiB ({}{}); context {}{}", blocks, layout.block_tokens,
+      mib(blocks * wish.block_bytes), decided,
+      size.exceeds_free ? fmt::format("; more than the {:.0f} MiB that are free", mib(available(wish))) : "",
+      size.layout.max_length,
+      size.layout.max_length < layout.max_length
+          ? fmt::format(", shrunk from {} for lack of memory", layout.max_length)
+          : "");
   return size;
 }
 

@@ -36,7 +36,8 @@ struct KvWish {
 struct KvSize {
   KvLayout layout;  // max_length: what a request may span, at most what was wished for
   int blocks = 0;
-  std::string reason;  // for people: what decided
+  std::string reason;         // for people: what decided
+  bool exceeds_free = false;  // as configured, though less memory is free
 };
 
 // Chosen on a card: all that is left of the fraction, up to room for max_sequences requests of the whole

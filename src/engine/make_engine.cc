@@ -284,7 +284,10 @@ Result<ModelSteps> make_steps(const ModelSpec& spec, const Weights& weights, Bac
   auto sized = size_kv(wish);
   if (!sized) return std::move(sized).error();
   steps.kv = std::move(*sized);
-  LOG(info, "keys and values: {}", steps.kv.reason);
+  if (steps.kv.exceeds_free)
+    LOG(warn, "keys and values: {}", steps.kv.reason);
+  else
+    LOG(info, "keys and values: {}", steps.kv.reason);
   const size_t pool_bytes = size_t(steps.kv.blocks) * wish.block_bytes;
   if (!steps.runner->allocate_pool(steps.kv.blocks, wish.block_bytes, geometry))
     return too_little_for({fmt::format("{:.2f} GiB of keys and values", gib(pool_bytes)), pool_bytes, true},

@@ -28,6 +28,7 @@ TEST(SchedulingSettings, NumbersOutOfRangeAreNamed) {
 TEST(SchedulingSettings, ABatchRunsAtTheSameTime) {
   BatchingSettings batching;
   batching.dynamic.enabled = true;
+  batching.dynamic.max_batch_size = 20;
   const Result<Policy> made = policy_with({.max_running = 16}, batching, {}, 0);
   ASSERT_FALSE(made.ok());
   EXPECT_EQ(made.error().field, "inference.dynamic_batching.max_batch_size");

@@ -194,10 +194,12 @@ void Scheduler::limit_prompts(PlanState& state) {
   for (const Sequence* s : running_) {
     if (s->state != SequenceState::running || s->paused) continue;
     if (!gate_.makes_batches()) top = std::min(top, s->lane());
-    const int wanted = s->wanted();  // 0: its last token is in flight, so a longer step holds nobody up
+    const int wanted = s->wanted();  // 0: its last token is in flight
     pressure.generating += wanted == 1;
     pressure.prompts += wanted > 1 && s->lane() <= top;
   }
+  // Whose last token this very step computes would wait for it as well; one of a step before is not held up.
+  for (const PlanEntry& e : state.plan.entries) pressure.generating += e.sequence->wanted() == 0;
   state.prompt_time = std::numeric_limits<double>::infinity();
   if (pressure.generating == 0) return;
   int waiting = queue_.of_batch();
@@ -206,7 +208,7 @@ void Scheduler::limit_prompts(PlanState& state) {
   pressure.prompts += std::min(int(free_slots_.size()), waiting);
   pressure.decode_ns = spent_so_far(state);
   if (policy_.mixed_prompt_tokens) state.tokens = std::min(state.tokens, policy_.mixed_prompt_tokens);
-  constexpr int kUntilKnown = 128;
+  constexpr int kUntilKnown = 32;  // tokens: tells what a prompt's rows cost, and nobody waits long for it
   state.prompt_time =
       step_time_.known() ? step_limit_ns(pressure, policy_.target_itl_ns) - pressure.decode_ns : kUntilKnown;
 }

@@ -86,18 +86,18 @@ TEST_F(SchedulerTest, BesideOthersThatGenerateAPromptTakesSmallerSteps) {
   Sequence* b = add(500, 2);
   const StepPlan& mixed = plan();
   EXPECT_EQ(entry(mixed, a)->count, 1);
-  EXPECT_EQ(entry(mixed, b)->count, 128) << "no step has been timed yet";
+  EXPECT_EQ(entry(mixed, b)->count, 32) << "no step has been timed yet";
   land();
   Sequence* c = add(400, 2);
   const StepPlan& pressed = plan();
-  EXPECT_EQ(entry(pressed, b)->count, 128);
+  EXPECT_EQ(entry(pressed, b)->count, 32);
   EXPECT_EQ(entry(pressed, c), nullptr);
   land();
   add(4000, 2);
   Policy limited = scheduler->policy();
-  limited.mixed_prompt_tokens = 50;
+  limited.mixed_prompt_tokens = 20;
   scheduler->set_policy(limited);
-  EXPECT_EQ(plan().tokens, 1 + 50) << "the limit";
+  EXPECT_EQ(plan().tokens, 1 + 20) << "the limit";
   land();
   scheduler->end(a, FinishReason::cancelled);
   scheduler->end(b, FinishReason::cancelled);
@@ -113,7 +113,19 @@ TEST_F(SchedulerTest, ASequenceThatSitsAStepOutStillKeepsPromptsSmall) {
   Sequence* b = add(500, 2);
   const StepPlan& beside = plan();
   EXPECT_EQ(entry(beside, a), nullptr);
-  EXPECT_EQ(entry(beside, b)->count, 128);
+  EXPECT_EQ(entry(beside, b)->count, 32);
+  land(), land();
+}
+
+TEST_F(SchedulerTest, ALastTokenIsNotHeldUpByAPromptEither) {
+  make({.max_running = 8, .step_tokens = 1024}, 4096, {0}, 8192);
+  Sequence* a = add(3, 2);
+  plan(), land();
+  Sequence* b = add(3000, 2);
+  const StepPlan& last = plan();
+  ASSERT_NE(entry(last, a), nullptr);
+  EXPECT_EQ(entry(last, b)->count, 32);
+  EXPECT_EQ(plan().tokens, 1024) << "it is in flight now, and nobody else generates";
   land(), land();
 }
 

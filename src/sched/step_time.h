@@ -42,7 +42,7 @@ class StepTime {
 
  private:
   static constexpr int kTerms = 5, kEnough = 4;
-  static constexpr int kLeastSeen = 128;  // rows
+  static constexpr int kLeastSeen = 64;  // rows
   // Makes the terms of an ordinary step about 1, so that one ridge suits all.
   static constexpr std::array<double, kTerms> kUnit = {1, 1.0 / 16, 1.0 / 16384, 1.0 / 256, 1.0 / (256 * 2048)};
   using Terms = std::array<double, kTerms>;

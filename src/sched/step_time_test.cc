@@ -86,7 +86,7 @@ TEST_F(Learning, TokensOfATimeAreThoseThatTakeIt) {
 
 TEST_F(Learning, DoesNotLeapFromShortPromptsToLongOnes) {
   for (int i = 0; i < 50; ++i) note(8, 600, i % 2 ? 32 : 0, 0, i % 2 ? 0.2 : 1);  // as if prompts cost nothing
-  EXPECT_EQ(model_.prompt_tokens(1000 * kMs, 0, 4096), 128);
+  EXPECT_EQ(model_.prompt_tokens(1000 * kMs, 0, 4096), 64);
   note(8, 600, 128, 0);
   EXPECT_LE(model_.prompt_tokens(1000 * kMs, 0, 4096), 256);
   EXPECT_EQ(model_.prompt_tokens(std::numeric_limits<double>::infinity(), 0, 4096), 4096);

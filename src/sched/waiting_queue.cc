@@ -127,6 +127,7 @@ Sequence* WaitingQueue::next_fresh(LaneQueue& lane, TimeNs arrived_by) {
       if (tenant->queue.front()->arrived_at <= arrived_by) tenant->balance += quanta * kQuantumTokens;
       tenant = tenant->after;
     } while (tenant != lane.turn);
+    lane.turn = lane.turn->after;  // its quantum is used up: the turn passes on
   }
   return nullptr;
 }
