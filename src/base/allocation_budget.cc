@@ -38,6 +38,13 @@ void* allocate(std::size_t size, std::size_t align) {
   }
   return p;
 }
+void* try_allocate(std::size_t size, std::size_t align) noexcept {
+  try {
+    return allocate(size, align);
+  } catch (...) {
+    return nullptr;
+  }
+}
 void release(void* p) noexcept {
   if (current && p) current->credit(p);
   std::free(p);
@@ -80,6 +87,8 @@ void set_allocation_hook(void (*call)()) { hook.store(call); }
 
 }  // namespace sluice
 
+// All forms: where one came from elsewhere (a sanitizer has its own), what it allocates could not be freed
+// here.
 void* operator new(std::size_t size) { return sluice::allocate(size, 0); }
 void* operator new[](std::size_t size) { return sluice::allocate(size, 0); }
 void* operator new(std::size_t size, std::align_val_t align) {
@@ -87,6 +96,14 @@ void* operator new(std::size_t size, std::align_val_t align) {
 }
 void* operator new[](std::size_t size, std::align_val_t align) {
   return sluice::allocate(size, std::size_t(align));
+}
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return sluice::try_allocate(size, 0); }
+void* operator new[](std::size_t size, const std::nothrow_t&) noexcept { return sluice::try_allocate(size, 0); }
+void* operator new(std::size_t size, std::align_val_t align, const std::nothrow_t&) noexcept {
+  return sluice::try_allocate(size, std::size_t(align));
+}
+void* operator new[](std::size_t size, std::align_val_t align, const std::nothrow_t&) noexcept {
+  return sluice::try_allocate(size, std::size_t(align));
 }
 void operator delete(void* p) noexcept { sluice::release(p); }
 void operator delete[](void* p) noexcept { sluice::release(p); }
@@ -96,3 +113,7 @@ void operator delete(void* p, std::align_val_t) noexcept { sluice::release(p); }
 void operator delete[](void* p, std::align_val_t) noexcept { sluice::release(p); }
 void operator delete(void* p, std::size_t, std::align_val_t) noexcept { sluice::release(p); }
 void operator delete[](void* p, std::size_t, std::align_val_t) noexcept { sluice::release(p); }
+void operator delete(void* p, const std::nothrow_t&) noexcept { sluice::release(p); }
+void operator delete[](void* p, const std::nothrow_t&) noexcept { sluice::release(p); }
+void operator delete(void* p, std::align_val_t, const std::nothrow_t&) noexcept { sluice::release(p); }
+void operator delete[](void* p, std::align_val_t, const std::nothrow_t&) noexcept { sluice::release(p); }
