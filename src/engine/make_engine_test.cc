@@ -138,12 +138,13 @@ TEST(Settled, ThereIsRoomForAWholeBatch) {
 
 TEST_F(OnASmallCard, AContradictionIsRefused) {
   config_.batching.policy = "windowed";
+  config_.batching.window.max_batch_size = 5;
   const auto weights = load_weights(*checkpoint_, spec_, card_, {});
   ASSERT_TRUE(weights);
   const auto engine = make_engine({spec_, *weights, card_, {}}, config_);
   ASSERT_FALSE(engine);
   EXPECT_EQ(engine.error().field, "scheduler.window.max_batch_size");
-  expect(engine.error(), ErrorCode::kInvalidArgument, {"at most engine.max_sequences (4), not 128"});
+  expect(engine.error(), ErrorCode::kInvalidArgument, {"at most engine.max_sequences (4), not 5"});
 }
 
 }  // namespace
