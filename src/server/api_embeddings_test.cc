@@ -2,24 +2,18 @@
 #include <gmock/gmock.h>
 
 #include "server/json.h"
-#include "server/server.h"
+#include "server/testing/served_test.h"
 #include "server/testing/test_client.h"
-#include "server/testing/toy_model.h"
 
 namespace sluice {
 namespace {
 
 using testing::HasSubstr;
 
-class EmbeddingsTest : public testing::Test {
+class EmbeddingsTest : public ServedTest {
  protected:
   void SetUp() override {
-    ServerConfig config;
-    config.port = 0;
-    auto started = Server::start(config);
-    ASSERT_TRUE(started.ok());
-    server_ = std::move(started).value();
-    server_->serve_model(model_);
+    start();
     model_.scripted.info_.spec.hidden = 3;
     model_.scripted.pooled = {2, 2, 1};
     model_.scripted.script = [this](const Request&) { return model_.says({}, FinishReason::length); };
@@ -27,9 +21,6 @@ class EmbeddingsTest : public testing::Test {
   TestResponse post(const std::string& members) {
     return TestClient(server_->port()).post("/v1/embeddings", "{" + members + "}");
   }
-
-  ToyModel model_;
-  std::unique_ptr<Server> server_;
 };
 
 TEST_F(EmbeddingsTest, OneVectorOfLengthOneForEachInput) {

@@ -5,9 +5,8 @@
 #include <regex>
 
 #include "server/json.h"
-#include "server/server.h"
+#include "server/testing/served_test.h"
 #include "server/testing/test_client.h"
-#include "server/testing/toy_model.h"
 
 namespace sluice {
 namespace {
@@ -15,19 +14,9 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-class MessagesTest : public testing::Test {
+class MessagesTest : public ServedTest {
  protected:
-  void SetUp() override {
-    ServerConfig config;
-    config.port = 0;
-    auto started = Server::start(config);
-    ASSERT_TRUE(started.ok());
-    server_ = std::move(started).value();
-    server_->serve_model(model_);
-  }
-  void say(std::vector<std::string_view> tokens, FinishReason finish) {
-    model_.scripted.script = [this, tokens, finish](const Request&) { return model_.says(tokens, finish); };
-  }
+  void SetUp() override { start(); }
   TestResponse post(const std::string& members, const std::string& path = "/v1/messages") {
     return TestClient(server_->port()).post(path, "{" + members + "}");
   }
@@ -38,9 +27,6 @@ class MessagesTest : public testing::Test {
   std::string seen(size_t request) {
     return model_.tokenizer().decode(model_.scripted.request(request).prompt);
   }
-
-  ToyModel model_;
-  std::unique_ptr<Server> server_;
 };
 
 std::string steady(const std::string& text) {

@@ -5,9 +5,8 @@
 
 #include "server/json.h"
 #include "server/response_store.h"
-#include "server/server.h"
+#include "server/testing/served_test.h"
 #include "server/testing/test_client.h"
-#include "server/testing/toy_model.h"
 
 namespace sluice {
 namespace {
@@ -15,20 +14,9 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-class ResponsesTest : public testing::Test {
+class ResponsesTest : public ServedTest {
  protected:
   void SetUp() override { start({}); }
-  void start(ServerConfig config) {
-    server_.reset();
-    config.port = 0;
-    auto started = Server::start(config);
-    ASSERT_TRUE(started.ok());
-    server_ = std::move(started).value();
-    server_->serve_model(model_);
-  }
-  void say(std::vector<std::string_view> tokens, FinishReason finish) {
-    model_.scripted.script = [this, tokens, finish](const Request&) { return model_.says(tokens, finish); };
-  }
   TestResponse post(const std::string& members, const std::string& headers = "") {
     return TestClient(server_->port()).post("/v1/responses", "{" + members + "}", headers);
   }
@@ -40,9 +28,6 @@ class ResponsesTest : public testing::Test {
   std::string seen() {
     return model_.tokenizer().decode(model_.scripted.request(model_.scripted.submitted() - 1).prompt);
   }
-
-  ToyModel model_;
-  std::unique_ptr<Server> server_;
 };
 
 std::string id_of(const TestResponse& r) {

@@ -6,9 +6,8 @@
 #include <thread>
 
 #include "server/json.h"
-#include "server/server.h"
+#include "server/testing/served_test.h"
 #include "server/testing/test_client.h"
-#include "server/testing/toy_model.h"
 
 namespace sluice {
 namespace {
@@ -18,20 +17,9 @@ using testing::HasSubstr;
 
 constexpr const char* kWorld = "\xE2\x96\x81world";
 
-class ApiTest : public testing::Test {
+class ApiTest : public ServedTest {
  protected:
   void SetUp() override { start({}); }
-  void start(ServerConfig config) {
-    server_.reset();
-    config.port = 0;
-    auto started = Server::start(config);
-    ASSERT_TRUE(started.ok());
-    server_ = std::move(started).value();
-    server_->serve_model(model_);
-  }
-  void say(std::vector<std::string_view> tokens, FinishReason finish) {
-    model_.scripted.script = [this, tokens, finish](const Request&) { return model_.says(tokens, finish); };
-  }
   TestResponse post(const std::string& path, const std::string& body, const std::string& headers = "") {
     TestClient client(server_->port());
     return client.post(path, body, headers);
@@ -53,9 +41,6 @@ class ApiTest : public testing::Test {
       EXPECT_EQ(error->find("code")->string(), code);
     }
   }
-
-  ToyModel model_;
-  std::unique_ptr<Server> server_;
 };
 
 // Ids and times differ from run to run.

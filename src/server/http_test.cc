@@ -5,9 +5,8 @@
 
 #include "base/meter.h"
 #include "server/json.h"
-#include "server/server.h"
+#include "server/testing/served_test.h"
 #include "server/testing/test_client.h"
-#include "server/testing/toy_model.h"
 
 namespace sluice {
 namespace {
@@ -15,15 +14,8 @@ namespace {
 using namespace std::string_literals;
 using testing::HasSubstr;
 
-class HttpTest : public testing::Test {
+class HttpTest : public ServedTest {
  protected:
-  void start(ServerConfig config = {}, bool ready = true) {
-    config.port = 0;
-    auto started = Server::start(config);
-    ASSERT_TRUE(started.ok()) << started.error().message;
-    server_ = std::move(started).value();
-    if (ready) server_->serve_model(model_);
-  }
   int port() const { return server_->port(); }
   void expect_alive() {
     TestClient client(port());
@@ -43,9 +35,6 @@ class HttpTest : public testing::Test {
     EXPECT_TRUE(client.at_end());
     expect_alive();
   }
-
-  ToyModel model_;
-  std::unique_ptr<Server> server_;
 };
 
 constexpr const char* kTokenize = R"({"content":"ab"})";

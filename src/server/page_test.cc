@@ -8,32 +8,21 @@
 #include "server/limits.h"
 #include "server/live_feed.h"
 #include "server/page.h"
-#include "server/server.h"
+#include "server/testing/served_test.h"
 #include "server/testing/test_client.h"
-#include "server/testing/toy_model.h"
 
 namespace sluice {
 namespace {
 
 using testing::HasSubstr;
 
-class PageTest : public testing::Test {
+class PageTest : public ServedTest {
  protected:
-  void start(ServerConfig config = {}, bool ready = true) {
-    config.port = 0;
-    auto started = Server::start(config);
-    ASSERT_TRUE(started.ok()) << started.error().message;
-    server_ = std::move(started).value();
-    if (ready) server_->serve_model(model_);
-  }
   TestResponse get(const std::string& path, const std::string& headers = "") {
     TestClient client(server_->port());
     client.send("GET " + path + " HTTP/1.1\r\nHost: t\r\n" + headers + "\r\n");
     return client.read_response();
   }
-
-  ToyModel model_;
-  std::unique_ptr<Server> server_;
 };
 
 TEST_F(PageTest, ComesAsItIsOrGzippedAndOnlyOnce) {
