@@ -98,17 +98,10 @@ Status copy_message(JsonView message, const std::string& where, JsonWriter& out,
 }
 
 Status read_messages(JsonView value, Draft& d, const Bounds&) {
-  if (!value.is_array()) return member_error("must be an array of messages.");
-  if (value.size() == 0) return member_error("must hold at least one message.");
-  if (value.size() > size_t(limits::kMessages))
-    return member_error(fmt::format("holds more than {} messages.", limits::kMessages));
-  Status status;
   JsonWriter out(d.chat.messages);
   out.begin_array();
-  int i = 0;
-  value.each([&](JsonView message) {
-    status = copy_message(message, "messages[" + std::to_string(i++) + "]", out, d.chat.has_calls);
-    return status.ok();
+  Status status = each_message(value, [&](JsonView message, const std::string& where) {
+    return copy_message(message, where, out, d.chat.has_calls);
   });
   out.end_array();
   d.has_messages = true;

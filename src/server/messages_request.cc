@@ -123,18 +123,9 @@ Status add_message(JsonView message, const std::string& where, Draft& d) {
 }
 
 Status read_messages(JsonView value, Draft& d, const Bounds&) {
-  if (!value.is_array()) return member_error("must be an array of messages.");
-  if (value.size() == 0) return member_error("must hold at least one message.");
-  if (value.size() > size_t(limits::kMessages))
-    return member_error(fmt::format("holds more than {} messages.", limits::kMessages));
-  Status status;
-  int i = 0;
-  value.each([&](JsonView message) {
-    status = add_message(message, "messages[" + std::to_string(i++) + "]", d);
-    return status.ok();
-  });
   d.has_messages = true;
-  return status;
+  return each_message(
+      value, [&](JsonView message, const std::string& where) { return add_message(message, where, d); });
 }
 
 Status read_stop_sequences(JsonView value, Draft& d, const Bounds& bounds) {

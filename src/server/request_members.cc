@@ -1,5 +1,7 @@
 #include "server/request_members.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <mutex>
@@ -14,6 +16,20 @@ namespace sluice {
 
 Error member_error(std::string message, std::string field) {
   return Error{ErrorCode::kInvalidArgument, std::move(message), std::move(field)};
+}
+
+Status each_message(JsonView value, const std::function<Status(JsonView, const std::string&)>& read) {
+  if (!value.is_array()) return member_error("must be an array of messages.");
+  if (value.size() == 0) return member_error("must hold at least one message.");
+  if (value.size() > size_t(limits::kMessages))
+    return member_error(fmt::format("holds more than {} messages.", limits::kMessages));
+  Status status;
+  int i = 0;
+  value.each([&](JsonView message) {
+    status = read(message, "messages[" + std::to_string(i++) + "]");
+    return status.ok();
+  });
+  return status;
 }
 
 namespace {

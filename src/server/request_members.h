@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -77,6 +78,9 @@ Status read_number(JsonView value, double low, double high, std::optional<float>
 Status read_text(JsonView value, std::string& out);
 Status read_token_ids(JsonView value, int vocab, size_t limit, std::vector<int32_t>& out);
 Error member_error(std::string message, std::string field = {});
+
+// The elements of `messages`, in order, each with its name for errors; ends with the first that is refused.
+Status each_message(JsonView messages, const std::function<Status(JsonView, const std::string& where)>& read);
 
 // One member shared by the generation APIs. Unset: not one of these.
 std::optional<Status> read_shared_member(std::string_view name, JsonView value, GenerationOptions& options,
