@@ -13,8 +13,15 @@ using Kind = GrammarSource::Kind;
 
 const Tokenizer& smollm() { return testing_support::smollm_tokenizer(); }
 
+// What is right does not depend on how fast a sanitizer's build or a busy machine is: no bound of time here.
+GrammarLimits unhurried() {
+  GrammarLimits limits;
+  limits.compile_cpu_ns = limits.mask_cpu_ns = 3'600'000'000'000;
+  return limits;
+}
+
 GrammarCompiler& compiler() {
-  static GrammarCompiler one(smollm(), smollm().size(), smollm().end_of_generation_ids(), {});
+  static GrammarCompiler one(smollm(), smollm().size(), smollm().end_of_generation_ids(), unhurried());
   return one;
 }
 
@@ -34,7 +41,7 @@ bool allows(const std::vector<uint32_t>& mask, int32_t id) { return mask[size_t(
 // Whether the text, as the tokenizer cuts it, may be sampled and then end.
 bool accepts(const std::shared_ptr<const Grammar>& grammar, const std::string& text) {
   if (!grammar) return false;
-  GrammarMatcher matcher(grammar, {});
+  GrammarMatcher matcher(grammar, unhurried());
   std::vector<uint32_t> mask(size_t(smollm().size() + 31) / 32);
   for (const int32_t id : smollm().encode(text, false, false)) {
     if (matcher.fill(mask) != GrammarMatcher::State::kOpen || !allows(mask, id)) return false;
@@ -192,7 +199,7 @@ TEST(GrammarTest, ACompileCanBeStoppedAtAnyAllocation) {
   for (const GrammarSource& source : sources) {
     // A step that grows keeps this to some hundreds of compiles.
     for (int64_t at = 1, failures = 0;; at += 1 + at / 40) {
-      GrammarLimits limits;
+      GrammarLimits limits = unhurried();
       limits.fail_at_allocation = at;
       GrammarCompiler failing(smollm(), 512, {}, limits);
       if (failing.compile(source).ok()) {
@@ -205,7 +212,7 @@ TEST(GrammarTest, ACompileCanBeStoppedAtAnyAllocation) {
 }
 
 TEST(GrammarTest, CompiledOnceAndKeptWithinTheBound) {
-  GrammarLimits limits;
+  GrammarLimits limits = unhurried();
   limits.cached_grammars = 2;
   GrammarCompiler small(smollm(), smollm().size(), smollm().end_of_generation_ids(), limits);
   const auto first = small.compile({Kind::kRegex, "one"});
@@ -220,7 +227,7 @@ TEST(GrammarTest, CompiledOnceAndKeptWithinTheBound) {
 }
 
 TEST(GrammarTest, AnEndOnlyWhereTheGrammarMayEnd) {
-  GrammarMatcher matcher(compiled(Kind::kRegex, "ab|abc"), {});
+  GrammarMatcher matcher(compiled(Kind::kRegex, "ab|abc"), unhurried());
   std::vector<uint32_t> mask(size_t(smollm().size() + 31) / 32);
   ASSERT_EQ(matcher.fill(mask), GrammarMatcher::State::kOpen);
   EXPECT_FALSE(allows(mask, smollm().eos_id()));
@@ -234,7 +241,7 @@ TEST(GrammarTest, AnEndOnlyWhereTheGrammarMayEnd) {
 }
 
 TEST(GrammarTest, AnIdThatIsNotAllowedEndsTheMatch) {
-  GrammarMatcher matcher(compiled(Kind::kRegex, "ab"), {});
+  GrammarMatcher matcher(compiled(Kind::kRegex, "ab"), unhurried());
   std::vector<uint32_t> mask(size_t(smollm().size() + 31) / 32);
   EXPECT_FALSE(matcher.accept(smollm().find("zz")));
   EXPECT_EQ(matcher.fill(mask), GrammarMatcher::State::kFailed);
