@@ -76,3 +76,54 @@ def test_a_timeout_and_a_cancelled_stream_free_the_server(client, smollm2):
     with client.messages.stream(model="SmolLM2", max_tokens=4000, messages=MESSAGES, extra_body={"ignore_eos": True}) as stream:
         next(stream.text_stream)
     assert until(lambda: smollm2.metric("sluice_requests_running") == 0)
+
+
+CLOCK = {"name": "get_time", "description": "The time in a zone", "input_schema": {
+    "type": "object", "properties": {"zone": {"enum": ["UTC", "CET"]}}, "required": ["zone"], "additionalProperties": False}}
+WEATHER = {"name": "get_weather", "input_schema": {
+    "type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"], "additionalProperties": False}}
+ANY = {"type": "any", "disable_parallel_tool_use": True}
+
+
+def test_a_forced_tool_use_streamed_equals_whole(client):
+    whole = create(client, tools=[CLOCK, WEATHER], tool_choice=ANY, max_tokens=120)
+    (use,) = whole.content
+    assert (whole.stop_reason, use.type) == ("tool_use", "tool_use") and use.id.startswith("toolu_")
+    if use.name == "get_time":
+        assert use.input["zone"] in ("UTC", "CET")
+    else:
+        assert use.name == "get_weather" and set(use.input) == {"city"}
+    with client.messages.stream(model="SmolLM2", max_tokens=120, messages=MESSAGES, tools=[CLOCK, WEATHER], tool_choice=ANY, extra_body=GREEDY) as stream:
+        kinds = [event.type for event in stream if event.type != "ping"]
+        final = stream.get_final_message()
+    assert [(b.name, b.input) for b in final.content] == [(use.name, use.input)] and final.stop_reason == "tool_use"
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    assert kinds[:2] == ["message_start", "content_block_start"] and kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert set(kinds[2:-3]) == {"content_block_delta", "input_json"}  # the second is the SDK's own
+
+
+def test_a_named_tool_and_its_result_in_the_history(client):
+    named = {"type": "tool", "name": "get_time"}
+    asked = create(client, tools=[CLOCK, WEATHER], tool_choice=named, max_tokens=60)
+    (use,) = asked.content
+    assert use.name == "get_time"
+    history = MESSAGES + [{"role": "assistant", "content": asked.content}, {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": use.id, "content": "12:00", "is_error": False}]}]
+    counted = client.messages.count_tokens(model="SmolLM2", messages=history, tools=[CLOCK, WEATHER])
+    done = create(client, messages=history, tools=[CLOCK, WEATHER])
+    assert done.usage.input_tokens + done.usage.cache_read_input_tokens == counted.input_tokens
+    as_blocks = [*history[:-1], {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "12:00"}]}]}]
+    assert create(client, messages=as_blocks, tools=[CLOCK, WEATHER]).content == done.content
+
+
+def test_tools_that_may_not_be_used_are_not_shown(client):
+    plain, none = create(client), create(client, tools=[CLOCK], tool_choice={"type": "none"})
+    assert none.content == plain.content and none.usage.output_tokens == plain.usage.output_tokens
+
+
+def test_mistakes_in_tools_are_named(client):
+    for members, field in [({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+                           ({"tools": [CLOCK], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice.name")]:
+        with pytest.raises(anthropic.BadRequestError) as refused:
+            create(client, **members)
+        assert field in str(refused.value)

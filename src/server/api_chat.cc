@@ -61,7 +61,7 @@ class ChatFormat final : public AnswerFormat {
     else
       w.string(delta.text);
     w.key("refusal").null();
-    if (!delta.calls.empty()) write_calls(w, delta.calls);
+    if (!delta.calls.empty()) write_calls(w, delta);
     w.end_object();
     w.key("logprobs");
     write_logprobs(w, delta);
@@ -144,16 +144,12 @@ class ChatFormat final : public AnswerFormat {
     out += "]}\n\n";
   }
 
-  // Pieces joined.
-  static void write_calls(JsonWriter& w, const std::vector<ToolCallPiece>& pieces) {
+  static void write_calls(JsonWriter& w, const ChoiceDelta& delta) {
     w.key("tool_calls").begin_array();
-    for (size_t i = 0; i < pieces.size();) {
-      const int index = pieces[i].index;
-      const std::string name = pieces[i].name;
-      std::string arguments;
-      for (; i < pieces.size() && pieces[i].index == index; ++i) arguments += pieces[i].arguments;
+    for (const AnswerPart& part : parts_of(delta)) {
+      if (!part.is_call) continue;
       w.begin_object().key("id").string("call_" + random_id()).key("type").string("function");
-      w.key("function").begin_object().key("name").string(name).key("arguments").string(arguments);
+      w.key("function").begin_object().key("name").string(part.name).key("arguments").string(part.text);
       w.end_object().end_object();
     }
     w.end_array();

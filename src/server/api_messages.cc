@@ -23,15 +23,18 @@ class MessagesFormat final : public AnswerFormat {
       prompt_tokens_ = int(view.prompt.ids.size());
       write_start(out);
     }
-    if (!delta.text.empty()) {
-      if (!block_open_) open_block(out);
-      std::string json = R"({"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":)";
-      append_json_string(json, delta.text);
-      append_event(out, "content_block_delta", json + "}}");
-    }
+    in_order(
+        delta,
+        [&](std::string_view text) {
+          if (open_ != Block::text) open_block(out, Block::text, R"({"type":"text","text":""})");
+          write_delta(out, "text_delta", "text", text);
+        },
+        [&](const ToolCallPiece& call) {
+          if (!call.name.empty()) open_block(out, Block::tool_use, tool_use(call.name, "{}"));
+          if (!call.arguments.empty()) write_delta(out, "input_json_delta", "partial_json", call.arguments);
+        });
     if (!view.choice.ended()) return;
-    if (block_open_) append_event(out, "content_block_stop", R"({"type":"content_block_stop","index":0})");
-    block_open_ = false;
+    close_block(out);
     keep_ending(view.choice);
   }
 
@@ -66,8 +69,12 @@ class MessagesFormat final : public AnswerFormat {
   void whole_choice(std::string& out, const ChoiceView& view, const ChoiceDelta& delta) override {
     out += R"(,"content":[)";
     JsonWriter w(out);
-    if (!delta.text.empty())
-      w.begin_object().key("type").string("text").key("text").string(delta.text).end_object();
+    for (const AnswerPart& part : parts_of(delta)) {
+      if (part.is_call)
+        w.raw(tool_use(part.name, input_of(part.text)));
+      else
+        w.begin_object().key("type").string("text").key("text").string(part.text).end_object();
+    }
     out += "],";
     keep_ending(view.choice);
     JsonWriter ending(out);
@@ -107,11 +114,48 @@ class MessagesFormat final : public AnswerFormat {
     append_event(out, "message_start", json);
   }
 
-  void open_block(std::string& out) {
-    block_open_ = true;
-    append_event(out, "content_block_start",
-                 R"({"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}})");
-    append_event(out, "ping", R"({"type":"ping"})");
+  enum class Block : uint8_t { none, text, tool_use };
+
+  void open_block(std::string& out, Block kind, const std::string& block) {
+    close_block(out);
+    open_ = kind;
+    std::string json = R"({"type":"content_block_start","index":)" + std::to_string(index_);
+    append_event(out, "content_block_start", json + R"(,"content_block":)" + block + "}");
+    if (index_ == 0) append_event(out, "ping", R"({"type":"ping"})");
+  }
+
+  void close_block(std::string& out) {
+    if (open_ == Block::none) return;
+    open_ = Block::none;
+    append_event(out, "content_block_stop",
+                 R"({"type":"content_block_stop","index":)" + std::to_string(index_++) + "}");
+  }
+
+  void write_delta(std::string& out, const char* type, const char* member, std::string_view text) const {
+    std::string json;
+    JsonWriter w(json);
+    w.begin_object().key("type").string("content_block_delta").key("index").integer(index_).key("delta");
+    w.begin_object().key("type").string(type).key(member).string(text).end_object().end_object();
+    append_event(out, "content_block_delta", json);
+  }
+
+  static std::string tool_use(std::string_view name, std::string_view input) {
+    std::string out;
+    JsonWriter w(out);
+    w.begin_object().key("type").string("tool_use").key("id").string("toolu_" + random_id());
+    w.key("name").string(name).key("input").raw(input).end_object();
+    return out;
+  }
+
+  // `input` is an object in this API. What the model wrote and is none (cut short, or its own mistake) is not
+  // lost: it stands as text under the name that Anthropic's documents give such input.
+  static std::string input_of(const std::string& arguments) {
+    const auto document = JsonDocument::parse(arguments);
+    if (document.ok() && document->root().is_object()) return arguments;
+    std::string out;
+    JsonWriter w(out);
+    w.begin_object().key("INVALID_JSON").string(arguments).end_object();
+    return out;
   }
 
   static void write_usage(JsonWriter& w, const Usage& usage) {
@@ -125,7 +169,7 @@ class MessagesFormat final : public AnswerFormat {
       stop_reason_ = "stop_sequence";
       stop_sequence_ = choice.stop_text();
     } else if (choice.finish() == FinishReason::stop) {
-      stop_reason_ = "end_turn";
+      stop_reason_ = choice.calls() > 0 ? "tool_use" : "end_turn";
     } else {
       const bool full = choice.completion_tokens() < max_tokens_;
       stop_reason_ = full ? "model_context_window_exceeded" : "max_tokens";
@@ -143,7 +187,8 @@ class MessagesFormat final : public AnswerFormat {
   const std::string plan_id_, model_;
   int max_tokens_ = 0;
   int prompt_tokens_ = 0;
-  bool block_open_ = false;
+  Block open_ = Block::none;
+  int index_ = 0;  // of the open block, or else of the next
   const char* stop_reason_ = "end_turn";
   std::optional<std::string> stop_sequence_;
 };

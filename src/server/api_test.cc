@@ -515,19 +515,9 @@ constexpr const char* kAddTool =
     R"("tools":[{"type":"function","function":{"name":"add","parameters":{"type":"object","properties":{"a":{"type":"integer"}}}}}])";
 
 // What the bytes of `text` make the model say, then its end.
-std::vector<TokenEvent> spelled(const ToyModel& model, std::string_view text, FinishReason finish) {
-  std::vector<TokenEvent> events;
-  for (const char c : text) events.emplace_back().id = 3 + static_cast<unsigned char>(c);
-  if (finish == FinishReason::stop)
-    events.push_back(model.end());
-  else
-    events.back().finish = finish;
-  return events;
-}
-
 TEST_F(ApiTest, ToolCallsWholeAndStreamed) {
   const std::string text = "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>";
-  model_.scripted.script = [&](const Request&) { return spelled(model_, text, FinishReason::stop); };
+  spell(text, FinishReason::stop);
   const auto without_ids = [](std::string s) {
     return std::regex_replace(s, std::regex(R"("id":"call_[a-z0-9]{24}")"), R"("id":"call_X")");
   };
@@ -549,16 +539,12 @@ TEST_F(ApiTest, ToolCallsWholeAndStreamed) {
 }
 
 TEST_F(ApiTest, ACallThatIsCutShortEndsWithLength) {
-  model_.scripted.script = [&](const Request&) {
-    return spelled(model_, "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\"", FinishReason::length);
-  };
+  spell("<tool_call>{\"name\": \"add\", \"arguments\": {\"a\"", FinishReason::length);
   EXPECT_THAT(chat(kAddTool).body, HasSubstr(R"("finish_reason":"length")"));
 }
 
 TEST_F(ApiTest, AForcedCallOpensThePromptAndHoldsTheAnswer) {
-  model_.scripted.script = [&](const Request&) {
-    return spelled(model_, "{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>", FinishReason::stop);
-  };
+  spell("{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>", FinishReason::stop);
   const TestResponse r = chat(std::string(kAddTool) + R"(,"tool_choice":"required")");
   EXPECT_EQ(r.status, 200) << r.body;
   EXPECT_THAT(r.body, HasSubstr(R"("finish_reason":"tool_calls")"));

@@ -8,6 +8,20 @@ int code_points(std::string_view text) {
   return int(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
+std::vector<AnswerPart> parts_of(const ChoiceDelta& whole) {
+  std::vector<AnswerPart> parts;
+  in_order(
+      whole,
+      [&](std::string_view text) {
+        parts.push_back({false, "", std::string(text)});
+      },
+      [&](const ToolCallPiece& piece) {
+        if (!piece.name.empty()) parts.push_back({true, piece.name, ""});
+        parts.back().text += piece.arguments;
+      });
+  return parts;
+}
+
 Choice::Choice(int index, const Tokenizer& tokenizer, const GenerationOptions& options, bool keep_tokens,
                int first_offset)
     : index_(index),

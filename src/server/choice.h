@@ -7,6 +7,7 @@
 // wholly in what is left out are dropped; usage counts them all the same.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -36,6 +37,28 @@ struct ChoiceDelta {
   std::vector<ShownToken> tokens;  // only where the choice keeps tokens
   bool empty() const { return text.empty() && calls.empty() && tokens.empty(); }
 };
+
+// A delta's runs of text and its pieces of calls, in the order in which the model wrote them.
+template <typename Text, typename Call>
+void in_order(const ChoiceDelta& delta, Text&& text, Call&& call) {
+  const std::string_view all = delta.text;
+  size_t at = 0;
+  for (const ToolCallPiece& piece : delta.calls) {
+    const size_t before = std::min(piece.text_before, all.size());
+    if (before > at) text(all.substr(at, before - at));
+    at = std::max(at, before);
+    call(piece);
+  }
+  if (at < all.size()) text(all.substr(at));
+}
+
+// A run of text, or a call with its pieces joined.
+struct AnswerPart {
+  bool is_call = false;
+  std::string name;  // of the tool
+  std::string text;  // or the call's arguments
+};
+std::vector<AnswerPart> parts_of(const ChoiceDelta& whole);
 
 class Choice {
  public:

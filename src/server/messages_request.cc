@@ -15,7 +15,8 @@ struct Draft {
   std::vector<std::string> system;
   MessageWriter messages;  // without the system's
   std::string template_arguments;
-  bool has_messages = false;
+  ToolOptions tools;
+  bool has_messages = false, has_calls = false;
 };
 
 std::string at(const std::string& where, const char* member) { return where + "." + member; }
@@ -55,11 +56,13 @@ Status add_call(JsonView block, const std::string& where, Draft& d) {
   if (!id || !id->string()) return wanted("is required and must be a string.", at(where, "id"));
   if (!name || !name->string()) return wanted("is required and must be a string.", at(where, "name"));
   if (!input || !input->is_object()) return wanted("is required and must be an object.", at(where, "input"));
+  d.has_calls = true;
   d.messages.add_call(*id->string(), *name->string(), input->text());
   return {};
 }
 
-// Results come before what the user says besides: they answer the turn before this one.
+// Results come before what the user says besides: they answer the turn before this one. Templates know no mark
+// of a failed call, so its text says that it failed.
 Status add_result(JsonView block, const std::string& where, Draft& d) {
   const auto id = block.find("tool_use_id"), content = block.find("content");
   if (!id || !id->string()) return wanted("is required and must be a string.", at(where, "tool_use_id"));
@@ -68,6 +71,11 @@ Status add_result(JsonView block, const std::string& where, Draft& d) {
     if (Status status = read_text_blocks(*content, at(where, "content"), d.options, texts); !status.ok())
       return status;
   }
+  if (const auto failed = block.find("is_error"); failed && !failed->is_null()) {
+    if (!failed->boolean()) return wanted("must be a boolean.", at(where, "is_error"));
+    if (*failed->boolean()) texts.insert(texts.begin(), "Error:");
+  }
+  d.has_calls = true;
   d.messages.add_result(*id->string(), texts);
   return {};
 }
@@ -145,6 +153,32 @@ Status read_thinking(JsonView value, Draft& d, const Bounds&) {
   return {};
 }
 
+Status read_tool_choice_object(JsonView value, Draft& d, const Bounds&) {
+  if (!value.is_object()) return member_error("must be an object with a type.");
+  const auto type = value.find("type"), name = value.find("name"),
+             alone = value.find("disable_parallel_tool_use");
+  if (alone && !alone->is_null()) {
+    if (!alone->boolean()) return wanted("must be a boolean.", "tool_choice.disable_parallel_tool_use");
+    d.tools.parallel = !*alone->boolean();
+  }
+  const auto word = type ? type->string() : std::nullopt;
+  if (word == "auto") {
+    d.tools.choice = ToolChoice::automatic;
+  } else if (word == "any") {
+    d.tools.choice = ToolChoice::required;
+  } else if (word == "none") {
+    d.tools.choice = ToolChoice::none;
+  } else if (word == "tool") {
+    if (!name || !name->string()) return wanted("is required and must be a string.", "tool_choice.name");
+    d.tools.choice = ToolChoice::named;
+    d.tools.named = *name->string();
+    d.tools.named_field = "tool_choice.name";
+  } else {
+    return wanted("must be \"auto\", \"any\", \"tool\" or \"none\".", "tool_choice.type");
+  }
+  return {};
+}
+
 Status refuse(JsonView, Draft&, const Bounds&) {
   return Error{ErrorCode::kUnsupported, "is not supported by this server; leave it out.", ""};
 }
@@ -161,6 +195,11 @@ constexpr Member<Draft> kMembers[] = {
      [](JsonView v, Draft& d, const Bounds&) { return read_text_blocks(v, "system", d.options, d.system); }},
     {"stop_sequences", read_stop_sequences},
     {"thinking", read_thinking},
+    {"tools",
+     [](JsonView v, Draft& d, const Bounds&) {
+       return read_flat_tools(v, {"custom", false, "input_schema", true}, d.tools, d.options);
+     }},
+    {"tool_choice", read_tool_choice_object},
     {"metadata", ignore_metadata},
     {"container", refuse},
     {"mcp_servers", refuse},
@@ -186,6 +225,7 @@ Result<ChatRequest> parse_messages_request(std::string_view body, const RequestB
   if (!d.has_messages) return member_error("is required.", "messages");
   if (max_tokens == MaxTokens::required && !d.options.max_tokens)
     return member_error("is required.", "max_tokens");
+  if (Status status = settle_tools(d.tools, d.options); !status.ok()) return status.error();
   MessageWriter system;
   system.new_turn("system");
   for (const std::string& text : d.system) system.add_text(text);
@@ -193,6 +233,8 @@ Result<ChatRequest> parse_messages_request(std::string_view body, const RequestB
   if (rest.empty()) return member_error("hold no text.", "messages");
   ChatRequest request;
   request.messages = "[" + first + (first.empty() ? "" : ",") + rest + "]";
+  request.tools = std::move(d.tools);
+  request.has_calls = d.has_calls;
   request.template_arguments = std::move(d.template_arguments);
   request.options = std::move(d.options);
   return request;

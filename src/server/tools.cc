@@ -1,6 +1,7 @@
 #include "server/tools.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "base/log.h"
 #include "server/json_schema.h"
@@ -23,14 +24,25 @@ std::optional<JsonView> given(JsonView value, std::string_view name) {
   return found && !found->is_null() ? found : std::nullopt;
 }
 
-Status read_tool(JsonView value, const std::string& where, ToolOptions& options) {
-  const auto type = given(value, "type");
-  if (!type || type->string() != "function") return member_error("must be \"function\".", where + ".type");
-  const auto function = given(value, "function");
-  if (!function || !function->is_object())
-    return member_error("is required and must be an object.", where + ".function");
-  const std::string at = where + ".function";
-  const auto name = given(*function, "name");
+// Which of two counts differs between this reader and a template's.
+Status no_member_twice(JsonView object, const std::string& where) {
+  SeenNames seen;
+  Status status;
+  if (object.size() > size_t(limits::kToolMembers))
+    return member_error(fmt::format("has more than {} members.", limits::kToolMembers), where);
+  object.each_member([&](std::string_view name, JsonView) {
+    status = seen.add(name);
+    if (!status.ok())
+      status = member_error(status.error().message, where + "." + std::string(name.substr(0, 64)));
+    return status.ok();
+  });
+  return status;
+}
+
+// A function: name, description, strict, and its parameters under the name `schema`.
+Status add_function(JsonView function, const std::string& at, const char* schema, ToolOptions& options) {
+  if (Status status = no_member_twice(function, at); !status.ok()) return status;
+  const auto name = given(function, "name");
   if (!name || !name->string() || !is_name(*name->string()))
     return member_error(
         fmt::format("must be 1 to {} letters, digits, '_', '-' or '.'.", limits::kToolNameBytes), at + ".name");
@@ -38,16 +50,17 @@ Status read_tool(JsonView value, const std::string& where, ToolOptions& options)
   tool.name = *name->string();
   for (const Tool& other : options.tools)
     if (other.name == tool.name) return member_error("is the name of another tool too.", at + ".name");
-  if (const auto description = given(*function, "description"); description && !description->string())
+  if (const auto description = given(function, "description"); description && !description->string())
     return member_error("must be a string.", at + ".description");
-  if (const auto strict = given(*function, "strict")) {
+  if (const auto strict = given(function, "strict")) {
     if (!strict->boolean()) return member_error("must be a boolean.", at + ".strict");
     tool.strict = *strict->boolean();
   }
   tool.parameters = R"({"type":"object","additionalProperties":true})";
-  if (const auto parameters = given(*function, "parameters")) {
-    if (!parameters->is_object()) return member_error("must be a JSON Schema: an object.", at + ".parameters");
-    auto checked = checked_json_schema(*parameters, at + ".parameters");
+  if (const auto parameters = given(function, schema)) {
+    const std::string where = at + "." + schema;
+    if (!parameters->is_object()) return member_error("must be a JSON Schema: an object.", where);
+    auto checked = checked_json_schema(*parameters, where);
     if (checked.ok())
       tool.parameters = *checked == "{}" ? tool.parameters : std::move(*checked);
     else
@@ -57,25 +70,76 @@ Status read_tool(JsonView value, const std::string& where, ToolOptions& options)
   return {};
 }
 
-}  // namespace
+Status read_tool(JsonView value, const std::string& where, ToolOptions& options) {
+  const auto type = given(value, "type");
+  if (!type || type->string() != "function") return member_error("must be \"function\".", where + ".type");
+  const auto function = given(value, "function");
+  if (!function || !function->is_object())
+    return member_error("is required and must be an object.", where + ".function");
+  return add_function(*function, where + ".function", "parameters", options);
+}
 
-Status read_tools(JsonView value, ToolOptions& options) {
+// `json`: the elements of the array as templates know them, which is chat's form.
+Status read_flat_tool(JsonView value, const std::string& where, const FlatTools& form, ToolOptions& options,
+                      GenerationOptions& ignored, JsonWriter& json) {
+  if (!value.is_object()) return member_error("must be an object.", where);
+  const auto type = given(value, "type");
+  if (type ? type->string() != form.type : form.needs_type)
+    return member_error(fmt::format("must be \"{}\": this server runs no tools of its own.", form.type),
+                        where + ".type");
+  if (form.needs_schema && !given(value, form.schema))
+    return member_error("is required and must be an object.", where + "." + form.schema);
+  if (Status status = add_function(value, where, form.schema, options); !status.ok()) return status;
+  json.begin_object().key("type").string("function").key("function").begin_object();
+  value.each_member([&](std::string_view name, JsonView member) {
+    if (name == "type" || member.is_null()) return true;
+    if (name == form.schema)
+      json.key("parameters").raw(member.text());
+    else if (name == "name" || name == "description" || name == "strict")
+      json.key(name).raw(member.text());
+    else
+      note_ignored("tools." + std::string(name), ignored);
+    return true;
+  });
+  json.end_object().end_object();
+  return {};
+}
+
+Status each_tool(JsonView value, const std::function<Status(JsonView, const std::string& where)>& read) {
   if (!value.is_array()) return member_error("must be an array of tools.");
   if (value.size() > size_t(limits::kTools))
     return member_error(fmt::format("holds more than {} tools.", limits::kTools));
   Status status;
   size_t i = 0;
   value.each([&](JsonView item) {
-    status = read_tool(item, "tools[" + std::to_string(i++) + "]", options);
+    status = read(item, "tools[" + std::to_string(i++) + "]");
     return status.ok();
   });
+  return status;
+}
+
+}  // namespace
+
+Status read_tools(JsonView value, ToolOptions& options) {
+  Status status = each_tool(
+      value, [&](JsonView item, const std::string& where) { return read_tool(item, where, options); });
   if (status.ok()) options.tools_json = value.text();
+  return status;
+}
+
+Status read_flat_tools(JsonView value, const FlatTools& form, ToolOptions& options,
+                       GenerationOptions& ignored) {
+  JsonWriter json(options.tools_json);
+  json.begin_array();
+  Status status = each_tool(value, [&](JsonView item, const std::string& where) {
+    return read_flat_tool(item, where, form, options, ignored, json);
+  });
+  json.end_array();
   return status;
 }
 
 // "none", "auto", "required", or {"type":"function","function":{"name"}}.
 Status read_tool_choice(JsonView value, ToolOptions& options) {
-  options.choice_given = true;
   if (value.string() == "auto") {
     options.choice = ToolChoice::automatic;
   } else if (value.string() == "none") {
@@ -102,7 +166,7 @@ Status settle_tools(const ToolOptions& tools, GenerationOptions& options) {
   if (forces && tools.tools.empty()) return member_error("needs tools.", "tool_choice");
   const auto is_named = [&](const Tool& t) { return t.name == tools.named; };
   if (tools.choice == ToolChoice::named && std::none_of(tools.tools.begin(), tools.tools.end(), is_named))
-    return member_error("is not the name of one of the tools.", "tool_choice.function.name");
+    return member_error("is not the name of one of the tools.", std::string(tools.named_field));
   if (tools.active() && options.grammar)
     return member_error("cannot be given together with tools by this server, unless tool_choice is \"none\".",
                         options.grammar_field);

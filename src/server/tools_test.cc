@@ -77,7 +77,7 @@ TEST(ToolsTest, ForcedCallsAreHeldToTheTools) {
     GrammarMatcher matcher(*grammar, {});
     std::vector<uint32_t> mask(size_t(model.tokenizer().size() + 31) / 32);
     for (const char c : text) {
-      const int32_t id = 3 + static_cast<unsigned char>(c);  // the byte's own token
+      const int32_t id = model.byte(c);
       if (matcher.fill(mask) != GrammarMatcher::State::kOpen || !(mask[size_t(id) / 32] >> (id % 32) & 1))
         return false;
       matcher.accept(id);
@@ -129,7 +129,7 @@ TEST(ToolsTest, AChoiceTellsCallsFromText) {
     bool ended = false;
     for (const char c : said) {
       TokenEvent event;
-      event.id = 3 + static_cast<unsigned char>(c);
+      event.id = model.byte(c);
       if (!ended) ended = choice.push(event);
     }
     EXPECT_EQ(ended, one) << "the first call ends the answer, before its closing mark";

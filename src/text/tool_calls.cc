@@ -123,8 +123,7 @@ void ToolCallParser::push(std::string_view text, std::string& content, std::vect
   for (const char c : text) byte(c, out);
 }
 
-void ToolCallParser::finish(std::string& content, std::vector<ToolCallPiece>& calls) {
-  Out out{content, calls};
+void ToolCallParser::finish(std::string& content, std::vector<ToolCallPiece>&) {
   if (state_ == State::text) {
     // White space after the last call, or before one that did not come, is nobody's.
     const bool blank = std::all_of(held_.begin(), held_.end(), is_space);
@@ -313,7 +312,7 @@ void ToolCallParser::begin_call(Out& out) {
   if (begun_) return;
   begun_ = true;
   held_.clear();
-  out.calls.push_back({calls_++, name_, "", false});
+  out.calls.push_back({calls_++, name_, "", false, out.content.size()});
   if (!as_text_ && !arguments_.empty()) {
     give_arguments(arguments_, out);
     arguments_.clear();
@@ -322,7 +321,7 @@ void ToolCallParser::begin_call(Out& out) {
 
 void ToolCallParser::give_arguments(std::string_view text, Out& out) {
   if (out.calls.empty() || out.calls.back().index != calls_ - 1 || !out.calls.back().name.empty())
-    out.calls.push_back({calls_ - 1, "", "", false});
+    out.calls.push_back({calls_ - 1, "", "", false, out.content.size()});
   out.calls.back().arguments += text;
 }
 

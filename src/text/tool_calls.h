@@ -31,9 +31,10 @@ bool is_tool_marker(ToolFormat format, std::string_view text);
 // A piece of a call. The pieces of one call have its index; the first has its name, the others arguments.
 struct ToolCallPiece {
   int index = 0;
-  std::string name;       // set in the first piece alone
-  std::string arguments;  // appended to what came before: JSON text
-  bool complete = false;  // the call's last piece
+  std::string name;        // set in the first piece alone
+  std::string arguments;   // appended to what came before: JSON text
+  bool complete = false;   // the call's last piece
+  size_t text_before = 0;  // bytes of `content` that were there when it began: what the model wrote before it
 };
 
 class ToolCallParser {

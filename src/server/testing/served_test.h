@@ -26,6 +26,16 @@ class ServedTest : public testing::Test {
   void say(std::vector<std::string_view> tokens, FinishReason finish) {
     model_.scripted.script = [this, tokens, finish](const Request&) { return model_.says(tokens, finish); };
   }
+  // Byte by byte, so that any text can be said.
+  void spell(std::string_view text, FinishReason finish) {
+    std::vector<TokenEvent> events;
+    for (const char c : text) events.emplace_back().id = model_.byte(c);
+    if (finish == FinishReason::stop)
+      events.push_back(model_.end());
+    else
+      events.back().finish = finish;
+    model_.scripted.script = [events](const Request&) { return events; };
+  }
 
   ToyModel model_;
   std::unique_ptr<Server> server_;

@@ -66,6 +66,7 @@ class ToyModel final : public ServedModel {
   void set_template(const std::string& source);
   void drop_template() { chat_template_.reset(); }
   int32_t id(std::string_view token) const;  // as the vocabulary spells it; "<0x0A>" for a byte
+  int32_t byte(char c) const { return 3 + static_cast<unsigned char>(c); }  // the byte's own token
   // Events that say these tokens; the last one has `finish`.
   std::vector<TokenEvent> says(const std::vector<std::string_view>& tokens, FinishReason finish) const;
   TokenEvent token(std::string_view text, FinishReason finish = FinishReason::none) const;
