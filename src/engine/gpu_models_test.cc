@@ -63,7 +63,7 @@ class GpuModels : public testing::TestWithParam<const char*> {
 
 TEST_P(GpuModels, LogitsAreTheReferences) {
   TestRun run(folder(), open_device());
-  run.round_frequencies();
+  run.round_frequencies(DType::bf16);
   int sequence = 0;
   double worst = 0;
   for (const auto& c : cases()) {

@@ -18,8 +18,8 @@ class GgufFile;
 
 // One line of `sluice inspect`.
 struct TensorInfo {
-  std::string name;            // as in the file
-  std::string type;            // as in the file: "Q4_1", "BF16"
+  std::string name;            // as in the file; of a layer that several tensors hold, what theirs begin with
+  std::string type;            // as in the file: "Q4_1", "BF16"; of such a layer "AWQ 4-bit"
   std::vector<int64_t> shape;  // slowest first: rows, then columns
   size_t bytes = 0;
   WeightFormat canonical;

@@ -2,11 +2,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "model/checkpoint_formats.h"
 #include "model/families/family.h"
 #include "model/formats/folder.h"
 #include "model/formats/json_values.h"
+#include "model/formats/quantized_linear.h"
 #include "model/formats/rows.h"
 #include "model/formats/safetensors.h"
 #include "model/formats/shown.h"
@@ -39,7 +41,17 @@ class FolderCheckpoint final : public Checkpoint {
 
   std::vector<TensorInfo> tensors() const override {
     std::vector<TensorInfo> out;
+    std::vector<const SafetensorsTensor*> pieces;
+    for (const auto& [slot, layer] : quantized_) {
+      TensorInfo info{base_of(slot),        layer.type, {layer.rows->rows(), layer.rows->cols()}, 0,
+                      layer.rows->format(), layer.lossy};
+      for (const SafetensorsTensor* t : layer.tensors) info.bytes += t->data.size();
+      pieces.insert(pieces.end(), layer.tensors.begin(), layer.tensors.end());
+      out.push_back(std::move(info));
+    }
+    std::sort(pieces.begin(), pieces.end());
     for (const SafetensorsTensor& t : files_->tensors()) {
+      if (std::binary_search(pieces.begin(), pieces.end(), &t)) continue;
       const GgmlType* type = find_ggml_type(t.type.c_str());
       out.push_back({t.name, t.type, t.shape, t.data.size(), type ? type->canonical : WeightFormat{}, false});
     }
@@ -47,6 +59,10 @@ class FolderCheckpoint final : public Checkpoint {
   }
 
   std::unique_ptr<RowSource> rows(std::string_view slot) const override {
+    if (const auto known = quantized_.find(slot); known != quantized_.end()) {
+      const RowSource& rows = *known->second.rows;
+      return std::move(find_quantized(quantization_, *files_, base_of(slot), rows.rows(), rows.cols())->rows);
+    }
     const SafetensorsTensor* t = find(slot);
     const GgmlType* type = t ? find_ggml_type(t->type.c_str()) : nullptr;
     if (!type || t->shape.empty()) return nullptr;
@@ -60,7 +76,11 @@ class FolderCheckpoint final : public Checkpoint {
 
   std::vector<int32_t> row_order(std::string_view) const override { return {}; }
   void release(std::string_view slot) const override {
-    if (const SafetensorsTensor* t = find(slot)) files_->release(*t);
+    if (const auto quantized = quantized_.find(slot); quantized != quantized_.end()) {
+      for (const SafetensorsTensor* t : quantized->second.tensors) files_->release(*t);
+    } else if (const SafetensorsTensor* t = find(slot)) {
+      files_->release(*t);
+    }
   }
   const GgufFile* gguf() const override { return nullptr; }
   Result<std::string> side_file(std::string_view name) const override {
@@ -79,14 +99,9 @@ class FolderCheckpoint final : public Checkpoint {
     const std::string path = folder_ + "/config.json";
     Result<JsonValues> config = JsonValues::parse(*text, path);
     if (!config) return config.error();
-    for (const std::string section : {"quantization_config", "text_config.quantization_config"}) {
-      if (!config->has(section)) continue;
-      const std::string method(config->string(section + ".quant_method").value_or("unknown"));
-      return Error{ErrorCode::kUnsupported,
-                   fmt::format("{}: key {}: method {} is not supported yet; use an unquantized "
-                               "folder or a GGUF file",
-                               path, shown(section), shown(method))};
-    }
+    Result<Quantization> quantization = read_quantization(*config, path);
+    if (!quantization) return quantization.error();
+    quantization_ = *quantization;
     const std::optional<std::string_view> type = config->string("model_type");
     if (!type) return Error{ErrorCode::kCorrupt, fmt::format("{}: key 'model_type' is missing", path)};
     for (const Family* f : families()) {
@@ -119,6 +134,12 @@ class FolderCheckpoint final : public Checkpoint {
     return {};
   }
 
+  // What the names of a quantized layer's tensors begin with.
+  std::string base_of(std::string_view slot) const {
+    const std::string name = name_of(slot);
+    return name.substr(0, name.rfind('.'));
+  }
+
   const SafetensorsTensor* find(std::string_view slot) const {
     const std::string name = name_of(slot);
     return name.empty() ? nullptr : files_->tensor(name);
@@ -132,6 +153,16 @@ class FolderCheckpoint final : public Checkpoint {
     if (!find("token_embd.weight")) prefix_ = kPrefixes[0];
     std::vector<std::string> known;
     for (const Slot& slot : slots_of(spec_)) {
+      if (slot.matrix) {
+        Result<QuantizedLinear> found =
+            find_quantized(quantization_, *files_, base_of(slot.name), slot.rows, slot.cols);
+        if (!found) return found.error();
+        if (found->rows) {
+          for (const SafetensorsTensor* t : found->tensors) known.push_back(t->name);
+          quantized_.emplace(slot.name, std::move(*found));
+          continue;
+        }
+      }
       const SafetensorsTensor* t = find(slot.name);
       if (!t) {
         return Error{
@@ -165,7 +196,9 @@ class FolderCheckpoint final : public Checkpoint {
   std::string folder_;
   const Family* family_ = nullptr;
   ModelSpec spec_;
+  Quantization quantization_;
   std::unique_ptr<SafetensorsFolder> files_;
+  std::map<std::string, QuantizedLinear, std::less<>> quantized_;  // by slot
   std::string_view prefix_ = kPrefixes[0];
 };
 

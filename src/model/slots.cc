@@ -16,13 +16,19 @@ std::vector<Slot> slots_of(const ModelSpec& s) {
       out.push_back({p + name, rows, cols});
     };
     vector("attn_norm.weight", c);
-    matrix("attn_q.weight", q, c), matrix("attn_k.weight", kv, c), matrix("attn_v.weight", kv, c);
+    if (s.fused_projections) {
+      matrix("attn_qkv.weight", q + 2 * kv, c);
+    } else {
+      matrix("attn_q.weight", q, c), matrix("attn_k.weight", kv, c), matrix("attn_v.weight", kv, c);
+    }
     if (s.qkv_bias) vector("attn_q.bias", q), vector("attn_k.bias", kv), vector("attn_v.bias", kv);
     if (s.qk_norm) vector("attn_q_norm.weight", s.head_dim), vector("attn_k_norm.weight", s.head_dim);
     matrix("attn_output.weight", c, q);
     if (s.post_norms) vector("post_attention_norm.weight", c);
     vector("ffn_norm.weight", c);
-    matrix("ffn_gate.weight", f, c), matrix("ffn_up.weight", f, c), matrix("ffn_down.weight", c, f);
+    if (!s.fused_projections) matrix("ffn_gate.weight", f, c);
+    matrix("ffn_up.weight", s.fused_projections ? 2 * f : f, c);  // fused: gate, then up
+    matrix("ffn_down.weight", c, f);
     if (s.post_norms) vector("post_ffw_norm.weight", c);
   }
   out.push_back({"output_norm.weight", 1, c, false});

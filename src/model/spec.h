@@ -42,6 +42,7 @@ struct ModelSpec {
   bool qkv_bias = false;
   bool qk_norm = false;     // per-head RMS norm of q and k
   bool post_norms = false;  // Gemma: norms after attention and after the feed-forward, before each addition
+  bool fused_projections = false;  // files hold q, k, v as one matrix, and gate and up as one
   bool tied_head = false;
   float attention_softcap = 0;
   float final_softcap = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <string>
@@ -55,14 +56,15 @@ class TestRun {
   const ModelSpec& spec() const { return spec_; }
   const Weights& weights() const { return weights_; }
 
-  // The tiny references were made by models whose rotation frequencies had passed through bf16 on the way
-  // (converted to bf16 to be saved, then back). No real model is meant that way, so only the tests do this.
-  void round_frequencies() {
+  // The tiny references were made by models whose rotation frequencies had passed through a half-precision type
+  // on the way (converted to be saved, then back). No real model is meant that way, so only the tests do this.
+  void round_frequencies(DType through) {
     for (const Buffer* b : {&weights_.inv_freq, &weights_.local_inv_freq}) {
       if (b->bytes() == 0) continue;
       std::vector<float> values(b->bytes() / sizeof(float));
       backend_->copy_out(values.data(), b->data(), b->bytes());
-      for (float& v : values) v = bf16_to_f32(f32_to_bf16(v));
+      for (float& v : values)
+        v = through == DType::bf16 ? bf16_to_f32(f32_to_bf16(v)) : f16_to_f32(f32_to_f16(v));
       backend_->copy_in(b->data(), values.data(), b->bytes());
     }
   }
@@ -128,6 +130,9 @@ class TestRun {
       for (int64_t r = 0; r < logits.rows; r++) {
         out.emplace_back(size_t(logits.cols));
         backend_->copy_out(out.back().data(), logits.row<float>(r), size_t(logits.cols) * sizeof(float));
+        // Sampling does this for the engine.
+        if (const float cap = spec_.final_softcap; cap > 0)
+          for (float& x : out.back()) x = cap * std::tanh(x / cap);
       }
     }
     backend_->finish_step();

@@ -39,14 +39,16 @@ class Loader {
     layer_ = layer;
     LayerWeights w;
     w.attn_norm = vector({"attn_norm.weight"});
-    w.qkv = matrix({"attn_q.weight", "attn_k.weight", "attn_v.weight"});
+    w.qkv = spec_.fused_projections ? matrix({"attn_qkv.weight"})
+                                    : matrix({"attn_q.weight", "attn_k.weight", "attn_v.weight"});
     if (spec_.qkv_bias) w.qkv_bias = vector({"attn_q.bias", "attn_k.bias", "attn_v.bias"});
     if (spec_.qk_norm) w.q_norm = vector({"attn_q_norm.weight"});
     if (spec_.qk_norm) w.k_norm = vector({"attn_k_norm.weight"});
     w.o = matrix({"attn_output.weight"});
     if (spec_.post_norms) w.post_attn_norm = vector({"post_attention_norm.weight"});
     w.ffn_norm = vector({"ffn_norm.weight"});
-    w.gate_up = matrix({"ffn_gate.weight", "ffn_up.weight"});
+    w.gate_up =
+        spec_.fused_projections ? matrix({"ffn_up.weight"}) : matrix({"ffn_gate.weight", "ffn_up.weight"});
     w.down = matrix({"ffn_down.weight"});
     if (spec_.post_norms) w.post_ffn_norm = vector({"post_ffw_norm.weight"});
     layer_ = -1;

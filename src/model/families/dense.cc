@@ -85,7 +85,7 @@ void read_config_sizes(Numbers& n, const ConfigDefaults& d, ModelSpec& spec) {
   spec.vocab = n.integer("vocab_size", 1, kMaxVocab, or_required(d.vocab));
   spec.context = n.integer("max_position_embeddings", kMinContext, kMaxContext, or_required(d.context));
   spec.norm_eps = n.real("rms_norm_eps", kMinEpsilon, kMaxEpsilon, d.norm_eps);
-  if (n.real("partial_rotary_factor", 0, 1, 1.f) != 1) {
+  if (!d.partial_rotary && n.real("partial_rotary_factor", 0, 1, 1.f) != 1) {
     n.refuse("partial_rotary_factor", "heads that rotate in part are not supported");
   }
   spec.tied_head = n.flag("tie_word_embeddings", d.tied_head);

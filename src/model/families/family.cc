@@ -7,7 +7,7 @@
 namespace sluice {
 
 std::span<const Family* const> families() {
-  static constexpr const Family* kAll[] = {&kGemma3, &kLlama, &kMistral, &kQwen2, &kQwen3};
+  static constexpr const Family* kAll[] = {&kGemma2, &kGemma3, &kLlama, &kMistral, &kPhi3, &kQwen2, &kQwen3};
   return kAll;
 }
 

@@ -32,7 +32,7 @@ struct Family {
 
 std::span<const Family* const> families();
 
-extern const Family kLlama, kMistral, kQwen2, kQwen3, kGemma3;
+extern const Family kGemma2, kGemma3, kLlama, kMistral, kPhi3, kQwen2, kQwen3;
 
 // "gemma3, llama, …" for the message that refuses another.
 std::string supported_families();
@@ -58,6 +58,7 @@ struct ConfigDefaults {
       context = 0;  // 0: required (kv_heads: heads, head_dim: C / H)
   float norm_eps = 1e-6f, rope_base = 10000;
   bool tied_head = false;
+  bool partial_rotary = false;  // the family reads partial_rotary_factor itself; else only 1 is taken
   std::string_view activation = "silu";
   std::string_view activation_key = "hidden_act";
 };
@@ -86,6 +87,23 @@ inline constexpr SlotName kDenseLayerNames[] = {
     {"ffn_gate.weight", "mlp.gate_proj.weight"},
     {"ffn_up.weight", "mlp.up_proj.weight"},
     {"ffn_down.weight", "mlp.down_proj.weight"},
+};
+
+// Gemma 2 and 3; without q/k norms in the former.
+inline constexpr SlotName kGemmaLayerNames[] = {
+    {"attn_norm.weight", "input_layernorm.weight"},
+    {"attn_q.weight", "self_attn.q_proj.weight"},
+    {"attn_k.weight", "self_attn.k_proj.weight"},
+    {"attn_v.weight", "self_attn.v_proj.weight"},
+    {"attn_q_norm.weight", "self_attn.q_norm.weight"},
+    {"attn_k_norm.weight", "self_attn.k_norm.weight"},
+    {"attn_output.weight", "self_attn.o_proj.weight"},
+    {"post_attention_norm.weight", "post_attention_layernorm.weight"},
+    {"ffn_norm.weight", "pre_feedforward_layernorm.weight"},
+    {"ffn_gate.weight", "mlp.gate_proj.weight"},
+    {"ffn_up.weight", "mlp.up_proj.weight"},
+    {"ffn_down.weight", "mlp.down_proj.weight"},
+    {"post_ffw_norm.weight", "post_feedforward_layernorm.weight"},
 };
 
 }  // namespace sluice

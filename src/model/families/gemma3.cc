@@ -74,22 +74,6 @@ void read_config(Numbers& n, ModelSpec& spec) {
 
 constexpr std::string_view kTypes[] = {"gemma3_text", "gemma3"};
 
-constexpr SlotName kNames[] = {
-    {"attn_norm.weight", "input_layernorm.weight"},
-    {"attn_q.weight", "self_attn.q_proj.weight"},
-    {"attn_k.weight", "self_attn.k_proj.weight"},
-    {"attn_v.weight", "self_attn.v_proj.weight"},
-    {"attn_q_norm.weight", "self_attn.q_norm.weight"},
-    {"attn_k_norm.weight", "self_attn.k_norm.weight"},
-    {"attn_output.weight", "self_attn.o_proj.weight"},
-    {"post_attention_norm.weight", "post_attention_layernorm.weight"},
-    {"ffn_norm.weight", "pre_feedforward_layernorm.weight"},
-    {"ffn_gate.weight", "mlp.gate_proj.weight"},
-    {"ffn_up.weight", "mlp.up_proj.weight"},
-    {"ffn_down.weight", "mlp.down_proj.weight"},
-    {"post_ffw_norm.weight", "post_feedforward_layernorm.weight"},
-};
-
 }  // namespace
 
 const Family kGemma3 = {.name = "gemma3",
@@ -97,7 +81,7 @@ const Family kGemma3 = {.name = "gemma3",
                         .model_types = kTypes,
                         .read_gguf = read_gguf,
                         .read_config = read_config,
-                        .layer_names = kNames,
+                        .layer_names = kGemmaLayerNames,
                         .norms_plus_one = true};
 
 }  // namespace sluice

@@ -195,6 +195,7 @@ Result<std::vector<SafetensorsTensor>> parse_safetensors(std::span<const std::by
 
 Result<std::unique_ptr<SafetensorsFolder>> SafetensorsFolder::open(const std::string& folder) {
   auto out = std::make_unique<SafetensorsFolder>();
+  out->path_ = folder;
   Result<std::string> index = read_folder_file(folder, "model.safetensors.index.json", kMaxIndexBytes);
   if (index) {
     if (Status s = out->open_shards(folder, *index); !s) return s.error();

@@ -37,6 +37,7 @@ class SafetensorsFolder {
 
   std::span<const SafetensorsTensor> tensors() const { return tensors_; }
   const SafetensorsTensor* tensor(std::string_view name) const;  // null if absent
+  const std::string& path() const { return path_; }              // of the folder
   const std::string& file_path(const SafetensorsTensor& t) const { return files_[t.file].path(); }
   void release(const SafetensorsTensor& t) const;  // its pages leave this process's memory
 
@@ -44,6 +45,7 @@ class SafetensorsFolder {
   Status open_shards(const std::string& folder, const std::string& index_text);
   Status add_file(const std::string& path);
 
+  std::string path_;
   std::vector<MappedFile> files_;
   std::vector<SafetensorsTensor> tensors_;
   std::unordered_map<std::string, size_t> index_;
