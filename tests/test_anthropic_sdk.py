@@ -1,5 +1,8 @@
 """The server as Anthropic's official Python SDK sees it."""
+from typing import Literal
+
 import anthropic
+import pydantic
 import pytest
 
 from conftest import until
@@ -127,3 +130,15 @@ def test_mistakes_in_tools_are_named(client):
         with pytest.raises(anthropic.BadRequestError) as refused:
             create(client, **members)
         assert field in str(refused.value)
+
+
+def test_a_parsed_pydantic_model(client):
+    class City(pydantic.BaseModel):
+        name: str
+        size: Literal["small", "large"]
+
+    done = client.messages.parse(model="SmolLM2", messages=MESSAGES, max_tokens=150, output_format=City, extra_body=GREEDY)
+    if done.stop_reason == "end_turn":
+        assert isinstance(done.parsed_output, City)
+    else:
+        assert done.stop_reason == "max_tokens"

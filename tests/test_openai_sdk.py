@@ -196,6 +196,44 @@ def test_stored_responses_go_on_and_are_forgotten(client, model):
         client.responses.create(model=model, input="Who am I?", previous_response_id=first.id)
 
 
+FLAT = [{"type": "function", **tool["function"]} for tool in (WEATHER, CLOCK)]
+
+
+def test_responses_call_functions(client, model):
+    ask = dict(model=model, input="What time is it?", tools=FLAT, tool_choice={"type": "function", "name": "get_time"}, max_output_tokens=60, temperature=0)
+    whole = client.responses.create(**ask)
+    (call,) = whole.output
+    assert (call.type, call.name, call.status, whole.status) == ("function_call", "get_time", "completed", "completed")
+    assert json.loads(call.arguments)["zone"] in ("UTC", "CET")
+    with client.responses.stream(**ask) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert final.output[0].arguments == call.arguments
+    kinds = [e.type for e in events]
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
+    assert kinds[-3:] == ["response.function_call_arguments.done", "response.output_item.done", "response.completed"]
+    assert "".join(e.delta for e in events if e.type == "response.function_call_arguments.delta") == call.arguments
+
+
+def test_a_responses_loop_inline_and_stored(client, model):
+    ask = dict(model=model, tools=FLAT, max_output_tokens=8, temperature=0)
+    first = client.responses.create(**{**ask, "max_output_tokens": 60}, input="What time is it?", tool_choice="required", parallel_tool_calls=False, store=True)
+    (call,) = first.output
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "12:00"}
+    stored = client.responses.create(**ask, input=[result], previous_response_id=first.id)
+    inline = client.responses.create(**ask, input=[{"role": "user", "content": "What time is it?"}, call.model_dump(), result])
+    assert stored.output_text == inline.output_text and stored.usage.input_tokens == inline.usage.input_tokens
+
+
+def test_responses_are_parsed_by_a_pydantic_model(client, model):
+    class City(pydantic.BaseModel):
+        name: str = pydantic.Field(max_length=20)
+        size: Literal["small", "large"]
+
+    done = client.responses.parse(model=model, input="Make up a city.", text_format=City, max_output_tokens=120, temperature=0)
+    assert done.status == "completed" and isinstance(done.output_parsed, City)
+
+
 def test_embeddings_tell_texts_apart(client, model):
     texts = ["The cat sat on the mat.", "A cat was sitting on a mat.", "SELECT name FROM users WHERE id = 7;"]
     vectors = [e.embedding for e in client.embeddings.create(model=model, input=texts).data]  # the SDK asks for base64

@@ -236,6 +236,16 @@ TEST_F(MessagesTest, MistakesInToolsNameTheirPath) {
             "tools.cache_control, tools.defer_loading");
 }
 
+TEST_F(MessagesTest, AFormHoldsTheAnswer) {
+  spell("{}", FinishReason::stop);
+  const TestResponse r =
+      ask(R"("output_config":{"format":{"type":"json_schema","schema":{"type":"object"}},"effort":"low"})");
+  EXPECT_EQ(r.header("x-sluice-ignored"), "output_config.effort");
+  EXPECT_NE(model_.scripted.request(0).constraint, nullptr);
+  EXPECT_THAT(ask(R"("output_config":{"format":{"type":"json_schema"}})").body,
+              HasSubstr("output_config.format.schema"));
+}
+
 TEST_F(MessagesTest, CountsAsTheRequestItselfDoes) {
   EXPECT_EQ(post(R"("messages":[{"role":"user","content":"x"}])", "/v1/messages/count_tokens").body,
             R"({"input_tokens":19})");

@@ -1,8 +1,8 @@
 // POST /v1/responses, as OpenAI's Responses API has it.
 #include "server/answer_json.h"
 #include "server/chat_plan.h"
-#include "server/message_writer.h"
 #include "server/response_store.h"
+#include "server/responses_output.h"
 #include "server/responses_request.h"
 
 namespace sluice {
@@ -13,42 +13,34 @@ struct Keep {
   ResponseStore* store = nullptr;  // null: the response is not kept
   uint32_t owner = 0;
   std::string before;  // the conversation up to this answer, without instructions
+  bool has_calls = false;
 };
 
 class ResponsesFormat final : public AnswerFormat {
  public:
   ResponsesFormat(const GenerationPlan& plan, ResponsesRequest request, Keep keep)
       : id_(plan.id),
-        item_id_("msg_" + random_id()),
         model_(plan.model),
         created_(plan.created),
         temperature_(plan.sampling.temperature),
         top_p_(plan.sampling.top_p),
         max_tokens_(plan.options.max_tokens),
         request_(std::move(request)),
-        keep_(std::move(keep)) {}
+        keep_(std::move(keep)),
+        output_(plan.options.stream) {}
 
   void piece(std::string& out, const ChoiceView& view, const ChoiceDelta& delta, const Timings&) override {
-    if (view.first) open(out);
-    if (!delta.text.empty()) {
-      text_ += delta.text;
-      std::string json = place();
-      json += R"(,"delta":)";
-      append_json_string(json, delta.text);
-      event(out, "response.output_text.delta", json + R"(,"logprobs":[])");
+    if (view.first) {
+      const std::string response = R"("response":)" + object("in_progress", "", nullptr, "null");
+      output_.event(out, "response.created", response);
+      output_.event(out, "response.in_progress", response);
     }
-    if (!view.choice.ended()) return;
-    complete_ = view.choice.finish() == FinishReason::stop;
-    std::string text;
-    append_json_string(text, text_);
-    event(out, "response.output_text.done", place() + R"(,"text":)" + text + R"(,"logprobs":[])");
-    event(out, "response.content_part.done", place() + R"(,"part":)" + part(text));
-    event(out, "response.output_item.done", R"("output_index":0,"item":)" + item(ended(), part(text)));
+    take(out, view, delta);
   }
 
   void close_stream(std::string& out, const Usage& usage, bool) override {
-    const std::string response = finished(usage);
-    event(out, complete_ ? "response.completed" : "response.incomplete", R"("response":)" + response);
+    const std::string response = object(ended(), output_.items(), &usage, "null");
+    output_.event(out, complete_ ? "response.completed" : "response.incomplete", R"("response":)" + response);
     keep(response);
   }
 
@@ -56,54 +48,30 @@ class ResponsesFormat final : public AnswerFormat {
     std::string said;
     JsonWriter w(said);
     w.begin_object().key("code").string("server_error").key("message").string(error.error.message).end_object();
-    event(out, "response.failed", R"("response":)" + object("failed", "", nullptr, said));
+    output_.event(out, "response.failed", R"("response":)" + object("failed", "", nullptr, said));
   }
 
   void usage(std::string&, const Usage&) override {}  // comes with response.completed
 
   void begin_whole(std::string&) override {}
-  void whole_choice(std::string&, const ChoiceView& view, const ChoiceDelta& delta) override {
-    text_ = delta.text;
-    complete_ = view.choice.finish() == FinishReason::stop;
+  void whole_choice(std::string& out, const ChoiceView& view, const ChoiceDelta& delta) override {
+    take(out, view, delta);
   }
   void end_whole(std::string& out, const Usage& usage, const Timings&) override {
-    const std::string response = finished(usage);
+    const std::string response = object(ended(), output_.items(), &usage, "null");
     out += response;
     keep(response);
   }
 
  private:
-  void event(std::string& out, std::string_view name, const std::string& members) {
-    out.append("event: ").append(name).append("\ndata: {\"type\":\"").append(name).append("\",");
-    out += R"("sequence_number":)" + std::to_string(sequence_++) + "," + members + "}\n\n";
+  void take(std::string& out, const ChoiceView& view, const ChoiceDelta& delta) {
+    output_.add(out, delta);
+    if (!view.choice.ended()) return;
+    complete_ = view.choice.finish() == FinishReason::stop;
+    output_.end(out, complete_);
   }
 
-  void open(std::string& out) {
-    const std::string response = R"("response":)" + object("in_progress", "", nullptr, "null");
-    event(out, "response.created", response);
-    event(out, "response.in_progress", response);
-    event(out, "response.output_item.added", R"("output_index":0,"item":)" + item("in_progress", ""));
-    event(out, "response.content_part.added", place() + R"(,"part":)" + part(R"("")"));
-  }
-
-  std::string place() const { return R"("item_id":")" + item_id_ + R"(","output_index":0,"content_index":0)"; }
-  static std::string part(const std::string& text) {
-    return R"({"type":"output_text","text":)" + text + R"(,"annotations":[],"logprobs":[]})";
-  }
-  std::string item(std::string_view status, const std::string& content) const {
-    std::string out;
-    JsonWriter w(out);
-    w.begin_object().key("id").string(item_id_).key("type").string("message").key("status").string(status);
-    w.key("role").string("assistant").key("content").raw("[" + content + "]").end_object();
-    return out;
-  }
   const char* ended() const { return complete_ ? "completed" : "incomplete"; }
-
-  std::string finished(const Usage& usage) const {
-    std::string text;
-    append_json_string(text, text_);
-    return object(ended(), item(ended(), part(text)), &usage, "null");
-  }
 
   // The response object. `output`: its items; `error`: JSON.
   std::string object(std::string_view status, const std::string& output, const Usage* usage,
@@ -127,7 +95,7 @@ class ResponsesFormat final : public AnswerFormat {
         .key("output")
         .raw("[" + output + "]")
         .key("parallel_tool_calls")
-        .boolean(true);
+        .boolean(request_.chat.tools.parallel);
     w.key("previous_response_id");
     if (request_.previous.empty())
       w.null();
@@ -135,7 +103,8 @@ class ResponsesFormat final : public AnswerFormat {
       w.string(request_.previous);
     w.key("reasoning").raw(R"({"effort":null,"summary":null})").key("service_tier").string("default");
     w.key("store").boolean(keep_.store != nullptr).key("temperature").number(temperature_);
-    w.key("text").raw(R"({"format":{"type":"text"}})").key("tool_choice").string("auto").key("tools").raw("[]");
+    w.key("text").begin_object().key("format").raw(request_.text_format).end_object();
+    w.key("tool_choice").raw(request_.tool_choice).key("tools").raw(request_.tools);
     w.key("top_logprobs")
         .integer(0)
         .key("top_p")
@@ -162,21 +131,20 @@ class ResponsesFormat final : public AnswerFormat {
 
   void keep(const std::string& response) const {
     if (keep_.store == nullptr) return;
-    MessageWriter writer;
-    writer.new_turn("assistant");
-    writer.add_text(text_);
-    keep_.store->put(id_, keep_.owner, {response, keep_.before + "," + writer.take()});
+    const std::string said = output_.as_message();
+    keep_.store->put(
+        id_, keep_.owner,
+        {response, keep_.before + (said.empty() ? "" : "," + said), keep_.has_calls || output_.has_calls()});
   }
 
-  const std::string id_, item_id_, model_;
+  const std::string id_, model_;
   const int64_t created_;
   const float temperature_, top_p_;
   const std::optional<int> max_tokens_;
   const ResponsesRequest request_;
   const Keep keep_;
-  std::string text_;
+  ResponsesOutput output_;
   bool complete_ = true;
-  int sequence_ = 0;
 };
 
 }  // namespace
@@ -198,6 +166,7 @@ ApiFailure prepare_responses(std::string_view body, const ApiCall& call, Prepare
           "previous_response_not_found"};
     }
     before = stored->messages;
+    request.chat.has_calls = request.chat.has_calls || stored->has_calls;
   }
   request.chat.messages = request.messages_of(before);
   request.chat.continue_final_message = false;  // an answer is always an item of its own
@@ -206,7 +175,9 @@ ApiFailure prepare_responses(std::string_view body, const ApiCall& call, Prepare
     return failure;
   }
   Keep keep;
-  if (request.store) keep = {call.responses, call.tenant, before + (before.empty() ? "" : ",") + request.input};
+  if (request.store)
+    keep = {call.responses, call.tenant, before + (before.empty() ? "" : ",") + request.input,
+            request.chat.has_calls};
   out.format = std::make_unique<ResponsesFormat>(out.plan, std::move(request), std::move(keep));
   return std::nullopt;
 }

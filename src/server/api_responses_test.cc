@@ -82,7 +82,109 @@ TEST_F(ResponsesTest, ItemsGivenInlineReachTheTemplate) {
       R"("text":"a"}]},{"type":"reasoning","summary":[]},{"id":"msg_1","type":"message","role":"assistant",)"
       R"("status":"completed","content":[{"type":"output_text","text":"b","annotations":[]}]},)"
       R"({"type":"function_call_output","call_id":"c","output":"r"},{"role":"user","content":"e"}])");
-  EXPECT_EQ(seen(), "[system]d\n[user]a\n[assistant]b\n[tool]r\n[user]e\n[assistant]");
+  EXPECT_EQ(
+      seen(),
+      "[system]d\n[user]a\n[assistant]b\n[user]<tool_response>\nr\n</tool_response>\n[user]e\n[assistant]");
+}
+
+constexpr const char* kAdd =
+    R"("tools":[{"type":"function","name":"add","parameters":{"type":"object","properties":{"a":{"type":"integer"}}}}])";
+
+std::string steady(const std::string& text) {
+  return std::regex_replace(std::regex_replace(text, std::regex("(resp|msg|fc|call)_[a-z0-9]{24}"), "$1_X"),
+                            std::regex(R"("created_at":\d+)"), "T");
+}
+
+TEST_F(ResponsesTest, FunctionCallsWhole) {
+  spell("Well. <tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>", FinishReason::stop);
+  const std::string body = steady(post(R"("input":"x","parallel_tool_calls":false,)" + std::string(kAdd)).body);
+  EXPECT_THAT(
+      body,
+      HasSubstr(
+          R"("output":[{"id":"msg_X","type":"message","status":"completed","role":"assistant","content":[)"
+          R"({"type":"output_text","text":"Well.","annotations":[],"logprobs":[]}]},{"id":"fc_X","type":"function_call",)"
+          R"("status":"completed","call_id":"call_X","name":"add","arguments":"{\"a\": 1}"}],"parallel_tool_calls":false)"));
+  EXPECT_THAT(body, HasSubstr(R"("tool_choice":"auto",)" + std::string(kAdd)));
+}
+
+TEST_F(ResponsesTest, FunctionCallsStreamed) {
+  spell("A<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>", FinishReason::stop);
+  const std::string body = steady(post(R"("input":"x","stream":true,)" + std::string(kAdd)).body);
+  const size_t begin = body.find("event: response.output_item.added");
+  EXPECT_EQ(
+      body.substr(begin, body.find("event: response.completed") - begin),
+      "event: response.output_item.added\n"
+      R"(data: {"type":"response.output_item.added","sequence_number":2,"output_index":0,"item":{"id":"msg_X","type":"message",)"
+      R"("status":"in_progress","role":"assistant","content":[]}})"
+      "\n\nevent: response.content_part.added\n"
+      R"(data: {"type":"response.content_part.added","sequence_number":3,"item_id":"msg_X","output_index":0,"content_index":0,)"
+      R"("part":{"type":"output_text","text":"","annotations":[],"logprobs":[]}})"
+      "\n\nevent: response.output_text.delta\n"
+      R"(data: {"type":"response.output_text.delta","sequence_number":4,"item_id":"msg_X","output_index":0,"content_index":0,)"
+      R"("delta":"A","logprobs":[]})"
+      "\n\nevent: response.output_text.done\n"
+      R"(data: {"type":"response.output_text.done","sequence_number":5,"item_id":"msg_X","output_index":0,"content_index":0,)"
+      R"("text":"A","logprobs":[]})"
+      "\n\nevent: response.content_part.done\n"
+      R"(data: {"type":"response.content_part.done","sequence_number":6,"item_id":"msg_X","output_index":0,"content_index":0,)"
+      R"("part":{"type":"output_text","text":"A","annotations":[],"logprobs":[]}})"
+      "\n\nevent: response.output_item.done\n"
+      R"(data: {"type":"response.output_item.done","sequence_number":7,"output_index":0,"item":{"id":"msg_X","type":"message",)"
+      R"("status":"completed","role":"assistant","content":[{"type":"output_text","text":"A","annotations":[],"logprobs":[]}]}})"
+      "\n\nevent: response.output_item.added\n"
+      R"(data: {"type":"response.output_item.added","sequence_number":8,"output_index":1,"item":{"id":"fc_X",)"
+      R"("type":"function_call","status":"in_progress","call_id":"call_X","name":"add","arguments":""}})"
+      "\n\nevent: response.function_call_arguments.delta\n"
+      R"(data: {"type":"response.function_call_arguments.delta","sequence_number":9,"item_id":"fc_X","output_index":1,)"
+      R"("delta":"{\"a\": 1}"})"
+      "\n\nevent: response.function_call_arguments.done\n"
+      R"(data: {"type":"response.function_call_arguments.done","sequence_number":10,"item_id":"fc_X","output_index":1,)"
+      R"("name":"add","arguments":"{\"a\": 1}"})"
+      "\n\nevent: response.output_item.done\n"
+      R"(data: {"type":"response.output_item.done","sequence_number":11,"output_index":1,"item":{"id":"fc_X",)"
+      R"("type":"function_call","status":"completed","call_id":"call_X","name":"add","arguments":"{\"a\": 1}"}})"
+      "\n\n");
+}
+
+TEST_F(ResponsesTest, ACallThatWasCutIsIncomplete) {
+  spell("<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": ", FinishReason::length);
+  EXPECT_THAT(steady(post(R"("input":"x",)" + std::string(kAdd)).body),
+              HasSubstr(R"("type":"function_call","status":"incomplete","call_id":"call_X","name":"add",)"));
+}
+
+TEST_F(ResponsesTest, ToolChoiceHoldsTheAnswer) {
+  spell("{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>", FinishReason::stop);
+  for (const char* choice : {R"("required")", R"({"type":"function","name":"add"})"}) {
+    const TestResponse r = post(R"("input":"x",)" + std::string(kAdd) + R"(,"tool_choice":)" + choice);
+    EXPECT_THAT(r.body, HasSubstr(R"("name":"add","arguments":"{\"a\": 1}"}],"parallel_tool_calls")"));
+    EXPECT_THAT(r.body, HasSubstr(R"("tool_choice":)" + std::string(choice)));
+    EXPECT_NE(model_.scripted.request(model_.scripted.submitted() - 1).constraint, nullptr);
+  }
+}
+
+TEST_F(ResponsesTest, AFormHoldsTheAnswerAndIsSaidBack) {
+  spell("{}", FinishReason::stop);
+  const std::string format = R"({"type":"json_schema","name":"n","schema":{"type":"object"},"strict":true})";
+  EXPECT_THAT(post(R"("input":"x","text":{"verbosity":null,"format":)" + format + "}").body,
+              HasSubstr(R"("text":{"format":)" + format + "}"));
+  EXPECT_NE(model_.scripted.request(0).constraint, nullptr);
+}
+
+TEST_F(ResponsesTest, CallsAndTheirOutputsReachTheModelInlineAndStored) {
+  model_.scripted.info_.context = 4096;
+  spell("A<tool_call>{\"name\": \"add\", \"arguments\": {\"a\":1}}</tool_call>", FinishReason::stop);
+  const std::string id = id_of(post(R"("input":"x","store":true,)" + std::string(kAdd)));
+  const std::string output = R"({"type":"function_call_output","call_id":"c","output":"7"})";
+  post(R"("previous_response_id":")" + id + R"(","input":[)" + output + "]");
+  const std::string stored = seen();
+  EXPECT_EQ(stored,
+            "[user]x\n[assistant]A\n<tool_call>\n{\"name\":\"add\",\"arguments\":{\"a\":1}}\n</tool_call>\n"
+            "[user]<tool_response>\n7\n</tool_response>\n[assistant]");
+  post(
+      R"("input":[{"role":"user","content":"x"},{"role":"assistant","content":"A"},{"id":"fc_1","type":"function_call",)"
+      R"("call_id":"c","name":"add","arguments":"{\"a\":1}","status":"completed"},)" +
+      output + "]");
+  EXPECT_EQ(seen(), stored);
 }
 
 TEST_F(ResponsesTest, WhatIsStoredGoesOnForItsKeyAlone) {
@@ -111,7 +213,22 @@ TEST_F(ResponsesTest, RefusesByName) {
       {R"("input":[{"type":"item_reference","id":"x"}])", "input[0].type"},
       {R"("input":"x","background":true)", "background"},
       {R"("input":"x","conversation":"c")", "conversation"},
-      {R"("input":"x","text":{"format":{"type":"json_object"}})", "text.format"},
+      {R"("input":"x","text":{"format":{"type":"yaml"}})", "text.format.type"},
+      {R"("input":"x","text":{"format":{"type":"json_schema","name":"n"}})", "text.format.schema"},
+      {R"("input":"x","text":{"format":{"type":"json_schema","schema":{"not":{}}}})", "text.format.schema.not"},
+      {R"("input":"x","text":{"format":{"type":"json_schema","json_schema":{}}})", "text.format.json_schema"},
+      {R"("input":"x","tools":[{"type":"web_search"}])", "tools[0].type"},
+      {R"("input":"x","tools":[{"name":"f"}])", "tools[0].type"},
+      {R"("input":"x","tools":[{"type":"function","name":"a b"}])", "tools[0].name"},
+      {R"("input":"x","tools":[{"type":"function","name":"f","parameters":1}])", "tools[0].parameters"},
+      {R"("input":"x","tools":[{"type":"function","name":"f"}],"tool_choice":{"type":"function","name":"g"})",
+       "tool_choice.name"},
+      {R"("input":"x","tools":[{"type":"function","name":"f"}],"tool_choice":{"type":"allowed_tools"})",
+       "tool_choice.type"},
+      {R"("input":"x","tool_choice":"required")", "tool_choice"},
+      {R"("input":"x","tools":[{"type":"function","name":"f"}],"text":{"format":{"type":"json_object"}})",
+       "text.format"},
+      {R"("input":[{"type":"function_call","call_id":"c","name":"f"}])", "input[0].arguments"},
       {R"("input":"x","max_output_tokens":0)", "max_output_tokens"},
       {R"("input":"x","truncation":"auto")", "truncation"},
   };

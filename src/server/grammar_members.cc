@@ -100,8 +100,18 @@ std::optional<JsonView> given(JsonView value, std::string_view name) {
   return found && !found->is_null() ? found : std::nullopt;
 }
 
-// OpenAI's {"type":"json_schema","json_schema":{"name","description","schema","strict"}}. `strict` false asks
-// for the same: an answer of the schema's form is what the client wants either way.
+// {"name","description","schema","strict"}. `strict` false asks for the same: an answer of the schema's form is
+// what the client wants either way.
+Status read_named_schema(JsonView format, const std::string& at, GenerationOptions& options) {
+  if (const auto name = given(format, "name"); name && !is_name(name->string().value_or("")))
+    return member_error("must be 1 to 64 letters, digits, '_' or '-'.", at + ".name");
+  if (const auto strict = given(format, "strict"); strict && !strict->boolean())
+    return member_error("must be a boolean.", at + ".strict");
+  const auto schema = given(format, "schema");
+  if (!schema) return member_error("is required.", at + ".schema");
+  return set_schema(*schema, options, at + ".schema");
+}
+
 Status read_schema_format(JsonView value, GenerationOptions& options) {
   const std::string at = "response_format.json_schema";
   // llama.cpp's short form has the schema beside the type.
@@ -110,13 +120,7 @@ Status read_schema_format(JsonView value, GenerationOptions& options) {
   if (!format || !format->is_object()) return member_error("is required and must be an object.", at);
   if (Status status = only_members(*format, {"name", "description", "schema", "strict"}, at); !status.ok())
     return status;
-  if (const auto name = given(*format, "name"); name && !is_name(name->string().value_or("")))
-    return member_error("must be 1 to 64 letters, digits, '_' or '-'.", at + ".name");
-  if (const auto strict = given(*format, "strict"); strict && !strict->boolean())
-    return member_error("must be a boolean.", at + ".strict");
-  const auto schema = given(*format, "schema");
-  if (!schema) return member_error("is required.", at + ".schema");
-  return set_schema(*schema, options, at + ".schema");
+  return read_named_schema(*format, at, options);
 }
 
 }  // namespace
@@ -144,6 +148,19 @@ Status read_response_format(JsonView value, GenerationOptions& options, const Re
     return set_grammar(options, {Kind::kJsonSchema, std::string(kAnyObject)}, "response_format");
   }
   return member_error("must be \"text\", \"json_object\" or \"json_schema\".", "response_format.type");
+}
+
+Status read_flat_format(JsonView value, const std::string& field, GenerationOptions& options) {
+  if (!value.is_object()) return member_error("must be an object.", field);
+  if (Status status = only_members(value, {"type", "name", "description", "schema", "strict"}, field);
+      !status.ok())
+    return status;
+  const auto type = given(value, "type");
+  const auto kind = type ? type->string() : std::nullopt;
+  if (kind == "text") return {};
+  if (kind == "json_schema") return read_named_schema(value, field, options);
+  if (kind == "json_object") return set_grammar(options, {Kind::kJsonSchema, std::string(kAnyObject)}, field);
+  return member_error("must be \"text\", \"json_object\" or \"json_schema\".", field + ".type");
 }
 
 Status read_guided_json(JsonView value, GenerationOptions& options, const RequestBounds&) {

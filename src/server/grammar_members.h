@@ -9,6 +9,9 @@
 namespace sluice {
 
 Status read_response_format(JsonView value, GenerationOptions& options, const RequestBounds& bounds);
+// As response_format, but for a schema's members, which stand beside the type: text.format of the Responses
+// API, output_config.format of Messages. `field`: its path.
+Status read_flat_format(JsonView value, const std::string& field, GenerationOptions& options);
 Status read_guided_json(JsonView value, GenerationOptions& options, const RequestBounds& bounds);
 Status read_guided_regex(JsonView value, GenerationOptions& options, const RequestBounds& bounds);
 Status read_guided_choice(JsonView value, GenerationOptions& options, const RequestBounds& bounds);

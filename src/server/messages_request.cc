@@ -1,6 +1,7 @@
 #include "server/messages_request.h"
 
 #include "base/log.h"
+#include "server/grammar_members.h"
 #include "server/limits.h"
 #include "server/message_writer.h"
 
@@ -179,6 +180,18 @@ Status read_tool_choice_object(JsonView value, Draft& d, const Bounds&) {
   return {};
 }
 
+Status read_output_config(JsonView value, Draft& d, const Bounds&) {
+  if (!value.is_object()) return member_error("must be an object.");
+  Status status;
+  value.each_member([&](std::string_view name, JsonView member) {
+    if (member.is_null()) return true;
+    if (name != "format") return note_ignored("output_config." + std::string(name), d.options), true;
+    status = read_flat_format(member, "output_config.format", d.options);
+    return status.ok();
+  });
+  return status;
+}
+
 Status refuse(JsonView, Draft&, const Bounds&) {
   return Error{ErrorCode::kUnsupported, "is not supported by this server; leave it out.", ""};
 }
@@ -205,7 +218,7 @@ constexpr Member<Draft> kMembers[] = {
     {"mcp_servers", refuse},
     {"context_management", refuse},
     {"output_format", refuse},
-    {"output_config", refuse},
+    {"output_config", read_output_config},
     // OpenAI's, whose effect this API's answers cannot show.
     {"n", refuse},
     {"stream_options", refuse},

@@ -15,6 +15,7 @@ namespace sluice {
 struct StoredResponse {
   std::string response;  // the response object, JSON
   std::string messages;  // elements of the conversation up to and with its output, as templates read them, JSON
+  bool has_calls = false;  // `messages` hold calls of tools, or their results
 };
 
 class ResponseStore {

@@ -1,6 +1,7 @@
 #include "server/responses_request.h"
 
 #include "base/log.h"
+#include "server/grammar_members.h"
 #include "server/limits.h"
 #include "server/message_writer.h"
 
@@ -74,6 +75,7 @@ Status add_call(JsonView item, const std::string& where, Draft& d) {
     if (!text_member(item, name)) return member_error("is required and must be a string.", where + "." + name);
   }
   d.input.continue_turn("assistant");
+  d.request.chat.has_calls = true;
   d.input.add_call(*text_member(item, "call_id"), *text_member(item, "name"), *text_member(item, "arguments"));
   return {};
 }
@@ -86,6 +88,7 @@ Status add_call_output(JsonView item, const std::string& where, Draft& d) {
   std::vector<std::string> texts;
   if (Status status = read_texts(*output, where + ".output", texts); !status.ok()) return status;
   d.input.new_turn("tool");
+  d.request.chat.has_calls = true;
   d.input.add_result(*id, texts);
   return {};
 }
@@ -153,12 +156,36 @@ Status read_user(JsonView value, Draft& d, const Bounds&) {
   return {};
 }
 
-Status read_text_format(JsonView value, Draft& d, const Bounds&) {
+Status read_text_member(JsonView value, Draft& d, const Bounds&) {
   if (!value.is_object()) return member_error("must be an object.");
-  if (value.find("verbosity")) note_ignored("text.verbosity", d.options);
-  const auto format = value.find("format");
-  if (!format || format->is_null() || text_member(*format, "type") == "text") return {};
-  return Error{ErrorCode::kUnsupported, "other than text is not supported on this API.", "text.format"};
+  Status status;
+  value.each_member([&](std::string_view name, JsonView member) {
+    if (member.is_null()) return true;
+    if (name != "format") return note_ignored("text." + std::string(name), d.options), true;
+    status = read_flat_format(member, "text.format", d.options);
+    d.request.text_format = member.text();
+    return status.ok();
+  });
+  return status;
+}
+
+Status read_functions(JsonView value, Draft& d, const Bounds&) {
+  d.request.tools = value.text();
+  return read_flat_tools(value, {"function", true, "parameters", false}, d.request.chat.tools, d.options);
+}
+
+Status read_choice(JsonView value, Draft& d, const Bounds&) {
+  ToolOptions& tools = d.request.chat.tools;
+  d.request.tool_choice = value.text();
+  if (!value.is_object()) return read_tool_choice(value, tools);
+  if (text_member(value, "type") != "function")
+    return member_error("must be \"function\".", "tool_choice.type");
+  const auto name = text_member(value, "name");
+  if (!name) return member_error("is required and must be a string.", "tool_choice.name");
+  tools.choice = ToolChoice::named;
+  tools.named = *name;
+  tools.named_field = "tool_choice.name";
+  return {};
 }
 
 Status read_reasoning(JsonView value, Draft& d, const Bounds&) {
@@ -183,7 +210,14 @@ Status only_disabled(JsonView value, Draft&, const Bounds&) {
   return value.string() == "disabled" ? Status() : unsupported();
 }
 Status refuse(JsonView, Draft&, const Bounds&) { return unsupported(); }
-Status ignore(JsonView, Draft&, const Bounds&) { return {}; }
+
+// Without effect here: what is counted are calls of tools that OpenAI's servers run; no event is obfuscated.
+constexpr char kMaxToolCalls[] = "max_tool_calls", kStreamOptions[] = "stream_options";
+template <const char* name>
+Status ignore(JsonView, Draft& d, const Bounds&) {
+  note_ignored(name, d.options);
+  return {};
+}
 
 constexpr Member<Draft> kMembers[] = {
     {"input", read_input},
@@ -194,14 +228,18 @@ constexpr Member<Draft> kMembers[] = {
     {"max_output_tokens", read_max_output_tokens},
     {"metadata", read_metadata},
     {"user", read_user},
-    {"text", read_text_format},
+    {"text", read_text_member},
+    {"tools", read_functions},
+    {"tool_choice", read_choice},
+    {"parallel_tool_calls",
+     [](JsonView v, Draft& d, const Bounds&) { return read_boolean(v, d.request.chat.tools.parallel); }},
     {"reasoning", read_reasoning},
     {"include", read_include},
     {"background", only_false},
     {"top_logprobs", only_zero},
     {"truncation", only_disabled},
-    {"max_tool_calls", ignore},
-    {"stream_options", ignore},
+    {"max_tool_calls", ignore<kMaxToolCalls>},
+    {"stream_options", ignore<kStreamOptions>},
     {"conversation", refuse},
     {"prompt", refuse},
     {"n", refuse},
@@ -231,6 +269,7 @@ Result<ResponsesRequest> parse_responses_request(std::string_view body, const Re
   Draft d;
   if (Status status = read_members<Draft>(document->root(), kMembers, d, bounds); !status.ok())
     return status.error();
+  if (Status status = settle_tools(d.request.chat.tools, d.options); !status.ok()) return status.error();
   if (!d.has_input) return member_error("is required.", "input");
   d.request.input = d.input.take();
   if (d.request.input.empty()) return member_error("holds no text.", "input");

@@ -16,6 +16,7 @@ struct ResponsesRequest {
   bool store = false;
   // Said back in the response object; JSON, "null" where not given.
   std::string instructions = "null", metadata = "{}", user = "null";
+  std::string text_format = R"({"type":"text"})", tool_choice = R"("auto")", tools = "[]";
   std::string instructions_text;
 
   // The whole conversation: instructions, what came before, what this request adds.

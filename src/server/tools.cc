@@ -170,6 +170,10 @@ Status settle_tools(const ToolOptions& tools, GenerationOptions& options) {
   if (tools.active() && options.grammar)
     return member_error("cannot be given together with tools by this server, unless tool_choice is \"none\".",
                         options.grammar_field);
+  // With "auto" the model writes calls as it likes, so a promise to hold them to the schema is not kept.
+  const auto is_strict = [](const Tool& t) { return t.strict; };
+  if (tools.choice == ToolChoice::automatic && std::any_of(tools.tools.begin(), tools.tools.end(), is_strict))
+    note_ignored("tools.strict", options);
   if (forces) {
     for (const Tool& tool : tools.tools)
       if (!tool.unenforceable.message.empty() && (tools.choice == ToolChoice::required || is_named(tool)))
