@@ -107,6 +107,9 @@ const Key kKeys[] = {
      "Threads that tokenize long prompts and render templates."},
     {"server.model_name", "server", "", SLOT(server.model_name), 0, 0, "",
      "Name of the model in the API; empty: the file's or folder's name."},
+    {"server.reasoning_parser", "server", "", SLOT(server.reasoning_parser), 0, 0, "auto|think|none",
+     "Thoughts before an answer, <think>…</think>, are told apart from it; auto: if the chat template knows "
+     "them."},
     {"server.tool_parser", "server", "", SLOT(server.tool_parser), 0, 0, "auto|hermes|llama3|mistral|none",
      "How the model writes calls of tools; auto: as its chat template does."},
     {"server.api_keys", "server", "", SLOT(server.api_keys), 0, 0, "",

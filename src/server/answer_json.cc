@@ -30,6 +30,10 @@ void append_usage(JsonWriter& w, const Usage& u) {
   w.key("completion_tokens").integer(u.completion_tokens);
   w.key("total_tokens").integer(int64_t(u.prompt_tokens) + u.completion_tokens);
   w.key("prompt_tokens_details").begin_object().key("cached_tokens").integer(u.cached_tokens).end_object();
+  if (u.reasoning_tokens > 0) {
+    w.key("completion_tokens_details").begin_object();
+    w.key("reasoning_tokens").integer(u.reasoning_tokens).end_object();
+  }
   w.end_object();
 }
 

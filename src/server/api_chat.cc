@@ -26,8 +26,7 @@ class ChatFormat final : public AnswerFormat {
   void piece(std::string& out, const ChoiceView& view, const ChoiceDelta& delta,
              const Timings& timings) override {
     if (view.first) write_chunk(out, view, Part::role, {}, {});
-    if (!delta.text.empty() || (logprobs_ && has_shown(delta)))
-      write_chunk(out, view, Part::content, delta, {});
+    if (has_content(delta)) write_chunk(out, view, Part::content, delta, {});
     for (const ToolCallPiece& call : delta.calls) {
       if (call.name.empty() && call.arguments.empty()) continue;
       write_call_chunk(out, view, call);
@@ -61,6 +60,7 @@ class ChatFormat final : public AnswerFormat {
     else
       w.string(delta.text);
     w.key("refusal").null();
+    if (!delta.thoughts.empty()) w.key("reasoning_content").string(delta.thoughts);
     if (!delta.calls.empty()) write_calls(w, delta);
     w.end_object();
     w.key("logprobs");
@@ -96,7 +96,9 @@ class ChatFormat final : public AnswerFormat {
     JsonWriter w(out);
     w.begin_object().key("index").integer(view.choice.index()).key("delta").begin_object();
     if (part == Part::role) w.key("role").string("assistant").key("content").string("");
-    if (part == Part::content) w.key("content").string(delta.text);
+    if (part == Part::content && !delta.thoughts.empty()) w.key("reasoning_content").string(delta.thoughts);
+    if (part == Part::content && (delta.thoughts.empty() || !delta.text.empty()))
+      w.key("content").string(delta.text);
     w.end_object();
     w.key("logprobs");
     if (part == Part::content)
@@ -106,7 +108,7 @@ class ChatFormat final : public AnswerFormat {
     write_finish(w, view.choice, part == Part::finish ? view.choice.finish() : FinishReason::none);
     // Ids travel with their text; the end token has none and comes with the finish.
     if (options_.return_token_ids && part != Part::role) {
-      const bool content_came = !delta.text.empty() || (logprobs_ && has_shown(delta));
+      const bool content_came = has_content(delta);
       w.key("token_ids").begin_array();
       for (const ShownToken& token : delta.tokens) {
         const bool now =
@@ -153,6 +155,10 @@ class ChatFormat final : public AnswerFormat {
       w.end_object().end_object();
     }
     w.end_array();
+  }
+
+  bool has_content(const ChoiceDelta& delta) const {
+    return !delta.thoughts.empty() || !delta.text.empty() || (logprobs_ && has_shown(delta));
   }
 
   static bool has_shown(const ChoiceDelta& delta) {

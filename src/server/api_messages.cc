@@ -23,6 +23,10 @@ class MessagesFormat final : public AnswerFormat {
       prompt_tokens_ = int(view.prompt.ids.size());
       write_start(out);
     }
+    if (!delta.thoughts.empty()) {
+      if (open_ != Block::thinking) open_block(out, Block::thinking, thinking_block(""));
+      write_delta(out, "thinking_delta", "thinking", delta.thoughts);
+    }
     in_order(
         delta,
         [&](std::string_view text) {
@@ -69,6 +73,7 @@ class MessagesFormat final : public AnswerFormat {
   void whole_choice(std::string& out, const ChoiceView& view, const ChoiceDelta& delta) override {
     out += R"(,"content":[)";
     JsonWriter w(out);
+    if (!delta.thoughts.empty()) w.raw(thinking_block(delta.thoughts));
     for (const AnswerPart& part : parts_of(delta)) {
       if (part.is_call)
         w.raw(tool_use(part.name, input_of(part.text)));
@@ -114,7 +119,7 @@ class MessagesFormat final : public AnswerFormat {
     append_event(out, "message_start", json);
   }
 
-  enum class Block : uint8_t { none, text, tool_use };
+  enum class Block : uint8_t { none, thinking, text, tool_use };
 
   void open_block(std::string& out, Block kind, const std::string& block) {
     close_block(out);
@@ -126,6 +131,7 @@ class MessagesFormat final : public AnswerFormat {
 
   void close_block(std::string& out) {
     if (open_ == Block::none) return;
+    if (open_ == Block::thinking) write_delta(out, "signature_delta", "signature", "");
     open_ = Block::none;
     append_event(out, "content_block_stop",
                  R"({"type":"content_block_stop","index":)" + std::to_string(index_++) + "}");
@@ -137,6 +143,15 @@ class MessagesFormat final : public AnswerFormat {
     w.begin_object().key("type").string("content_block_delta").key("index").integer(index_).key("delta");
     w.begin_object().key("type").string(type).key(member).string(text).end_object().end_object();
     append_event(out, "content_block_delta", json);
+  }
+
+  // Thoughts are not sealed here: the signature, which clients give back, is empty.
+  static std::string thinking_block(std::string_view text) {
+    std::string out;
+    JsonWriter w(out);
+    w.begin_object().key("type").string("thinking").key("thinking").string(text);
+    w.key("signature").string("").end_object();
+    return out;
   }
 
   static std::string tool_use(std::string_view name, std::string_view input) {

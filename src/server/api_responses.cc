@@ -125,7 +125,7 @@ class ResponsesFormat final : public AnswerFormat {
     w.begin_object().key("input_tokens").integer(u->prompt_tokens).key("input_tokens_details").begin_object();
     w.key("cached_tokens").integer(u->cached_tokens).end_object();
     w.key("output_tokens").integer(u->completion_tokens).key("output_tokens_details").begin_object();
-    w.key("reasoning_tokens").integer(0).end_object();
+    w.key("reasoning_tokens").integer(u->reasoning_tokens).end_object();
     w.key("total_tokens").integer(int64_t(u->prompt_tokens) + u->completion_tokens).end_object();
   }
 

@@ -514,7 +514,6 @@ TEST_F(ApiTest, AFormThatDoesNotCompileIsRefusedByItsMember) {
 constexpr const char* kAddTool =
     R"("tools":[{"type":"function","function":{"name":"add","parameters":{"type":"object","properties":{"a":{"type":"integer"}}}}}])";
 
-// What the bytes of `text` make the model say, then its end.
 TEST_F(ApiTest, ToolCallsWholeAndStreamed) {
   const std::string text = "<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>";
   spell(text, FinishReason::stop);

@@ -63,6 +63,23 @@ Status apply_tools(const ToolOptions& tools, const ApiCall& call, GenerationOpti
   return set_grammar(options, forced_calls(tools, options.tool_format), "tool_choice");
 }
 
+// Thoughts come before the answer, so one that is held to a form, or is a call in any case, has none: what the
+// template opened is closed.
+void apply_reasoning(const ChatRequest& request, const ApiCall& call, GenerationOptions& options,
+                     std::string& prompt) {
+  const std::string& parser = call.config.reasoning_parser;
+  if (parser == "none") return;
+  if (parser == "auto" && !template_shows_reasoning(call.model.chat_template()->source())) return;
+  const size_t end = prompt.find_last_not_of(" \n") + 1;
+  const bool opened = std::string_view(prompt).substr(0, end).ends_with(kThoughtOpen);
+  if (!options.grammar && !request.tools.forced()) {
+    options.reasoning = opened ? Reasoning::opened : Reasoning::begins;
+  } else if (opened) {
+    prompt.resize(end);
+    prompt.append("\n\n").append(kThoughtClose).append("\n\n");
+  }
+}
+
 }  // namespace
 
 ApiFailure plan_chat(ChatRequest& request, const ApiCall& call, std::string id, GenerationPlan& out) {
@@ -70,6 +87,7 @@ ApiFailure plan_chat(ChatRequest& request, const ApiCall& call, std::string id, 
   if (ApiFailure failure = check_model(request.options, call)) return failure;
   std::string text;
   if (ApiFailure failure = render_prompt(request, call, text)) return failure;
+  apply_reasoning(request, call, request.options, text);
   if (Status status = apply_tools(request.tools, call, request.options, text); !status.ok())
     return api_error(status.error());
   if (ApiFailure failure = check_text(text.size(), call, "messages")) return failure;

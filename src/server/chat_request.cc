@@ -74,6 +74,10 @@ Status copy_message(JsonView message, const std::string& where, JsonWriter& out,
     has_calls = true;
   }
   has_calls = has_calls || *role == "tool";
+  // What it thought then; templates decide what of it the model sees again.
+  if (const auto thoughts = message.find("reasoning_content");
+      thoughts && !thoughts->is_null() && !thoughts->string())
+    return member_error("must be a string.", where + ".reasoning_content");
   Status status;
   std::vector<std::string_view> seen;
   out.begin_object();

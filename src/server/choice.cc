@@ -30,6 +30,8 @@ Choice::Choice(int index, const Tokenizer& tokenizer, const GenerationOptions& o
                    options.show_control ? ControlText::kShow : ControlText::kHide),
       matcher_(options.stop,
                options.include_stop_text ? StopMatcher::StopText::kInclude : StopMatcher::StopText::kLeaveOut),
+      reasons_(options.reasoning != Reasoning::none),
+      reasoning_(options.reasoning),
       tool_format_(options.tool_format),
       one_call_(options.one_call),
       calls_alone_(options.inside_call),
@@ -43,6 +45,7 @@ Choice::Choice(int index, const Tokenizer& tokenizer, const GenerationOptions& o
 bool Choice::push(const TokenEvent& event) {
   if (event.id >= 0) {
     ++completion_tokens_;
+    const bool thought = reasoning_.thinking();
     last_time_ = event.time;
     if (first_time_ == 0) first_time_ = event.time;
     const bool ends = event.finish == FinishReason::stop;
@@ -52,10 +55,11 @@ bool Choice::push(const TokenEvent& event) {
     }
     // An end token has no text, except where the client asks for what ended the answer.
     if (!ends) feed(text_of(event.id));
+    reasoning_tokens_ += thought || reasoning_.thinking();
   }
   if (matcher_.stopped()) {
     finish_ = FinishReason::stop;
-    tools_.finish(delta_.text, delta_.calls);
+    give_end();
     release(false);
     waiting_.clear();
     return true;
@@ -86,13 +90,26 @@ void Choice::feed(const std::string& text) {
   give(out);
 }
 
-void Choice::give(const std::string& text) { tools_.push(text, delta_.text, delta_.calls); }
+void Choice::give(const std::string& text) {
+  if (!reasons_) return tools_.push(text, delta_.text, delta_.calls);
+  std::string answer;
+  reasoning_.push(text, delta_.thoughts, answer);
+  tools_.push(answer, delta_.text, delta_.calls);
+}
 
-// Marks of tool calls are read even where control tokens are hidden.
+void Choice::give_end() {
+  std::string answer;
+  reasoning_.finish(delta_.thoughts, answer);
+  tools_.push(answer, delta_.text, delta_.calls);
+  tools_.finish(delta_.text, delta_.calls);
+}
+
+// Marks of thoughts and of tool calls are read even where control tokens are hidden.
 std::string Choice::text_of(int32_t id) {
-  if (tool_format_ != ToolFormat::none && !show_control_ && tokenizer_->is_control(id)) {
+  if ((reasons_ || tool_format_ != ToolFormat::none) && !show_control_ && tokenizer_->is_control(id)) {
     const std::string_view shown = tokenizer_->piece(id, ControlText::kShow);
-    if (is_tool_marker(tool_format_, shown)) return detokenizer_.finish() + std::string(shown);
+    const bool of_thoughts = reasons_ && (shown == kThoughtOpen || shown == kThoughtClose);
+    if (of_thoughts || is_tool_marker(tool_format_, shown)) return detokenizer_.finish() + std::string(shown);
   }
   return detokenizer_.push(id);
 }
@@ -104,7 +121,7 @@ void Choice::finish_text() {
     released_bytes_ += held.size();
     give(held);
   }
-  tools_.finish(delta_.text, delta_.calls);
+  give_end();
   // An end token begins after all text: its offset was taken before the detokenizer gave up what it held.
   if (!waiting_.empty() && waiting_.back().token.ends) waiting_.back().token.text_offset = made_chars_;
   release(!matcher_.stopped());

@@ -16,6 +16,7 @@
 #include "engine/engine.h"
 #include "server/request_members.h"
 #include "text/detokenizer.h"
+#include "text/reasoning.h"
 #include "text/stop_matcher.h"
 #include "text/tool_calls.h"
 
@@ -31,14 +32,16 @@ struct ShownToken {
 
 // What is new since the last take().
 struct ChoiceDelta {
+  std::string thoughts;  // before the answer, where options.reasoning says that there may be some: not in text
   std::string text;
   std::vector<ToolCallPiece>
       calls;  // of tools, where options.tool_format says that there may be some: not in text
   std::vector<ShownToken> tokens;  // only where the choice keeps tokens
-  bool empty() const { return text.empty() && calls.empty() && tokens.empty(); }
+  bool empty() const { return thoughts.empty() && text.empty() && calls.empty() && tokens.empty(); }
 };
 
-// A delta's runs of text and its pieces of calls, in the order in which the model wrote them.
+// A delta's runs of text after its thoughts and its pieces of calls, in the order in which the model wrote
+// them.
 template <typename Text, typename Call>
 void in_order(const ChoiceDelta& delta, Text&& text, Call&& call) {
   const std::string_view all = delta.text;
@@ -81,8 +84,9 @@ class Choice {
   int32_t stop_id() const { return stop_id_; }  // a stop_token_ids entry that ended it; -1: none
   int completion_tokens() const {
     return completion_tokens_;
-  }                                                  // sampled, the end token and trimmed ones included
-  TimeNs first_time() const { return first_time_; }  // of its first token; 0: none
+  }  // sampled, the end token and trimmed ones included
+  int reasoning_tokens() const { return reasoning_tokens_; }  // of them, those that were thoughts
+  TimeNs first_time() const { return first_time_; }           // of its first token; 0: none
   TimeNs last_time() const { return last_time_; }
 
  private:
@@ -92,6 +96,7 @@ class Choice {
   };
   void feed(const std::string& text);
   void give(const std::string& text);
+  void give_end();
   std::string text_of(int32_t id);
   void release(bool all);
   void finish_text();
@@ -100,6 +105,8 @@ class Choice {
   const Tokenizer* tokenizer_;
   Detokenizer detokenizer_;
   StopMatcher matcher_;
+  const bool reasons_;
+  ReasoningParser reasoning_;
   const ToolFormat tool_format_;
   const bool one_call_;
   const bool calls_alone_;  // text is white space between calls, or a call that was cut short
@@ -115,7 +122,7 @@ class Choice {
   ChoiceDelta delta_;
   FinishReason finish_ = FinishReason::none;
   int32_t stop_id_ = -1;
-  int completion_tokens_ = 0;
+  int completion_tokens_ = 0, reasoning_tokens_ = 0;
   TimeNs first_time_ = 0, last_time_ = 0;
 };
 

@@ -288,6 +288,7 @@ Usage Generation::usage() const {
   for (const Prompt& prompt : plan_.prompts) usage.prompt_tokens += int(prompt.ids.size());
   for (size_t i = 0; i < running_.size(); ++i) {
     usage.completion_tokens += running_[i].choice->completion_tokens();
+    usage.reasoning_tokens += running_[i].choice->reasoning_tokens();
     if (i % size_t(plan_.options.n) == 0)
       usage.cached_tokens += running_[i].stream->progress().cached_tokens.load(std::memory_order_relaxed);
   }

@@ -56,6 +56,7 @@ struct Usage {
   int prompt_tokens = 0;      // of each prompt once
   int completion_tokens = 0;  // of all choices
   int cached_tokens = 0;
+  int reasoning_tokens = 0;  // of completion_tokens
 };
 
 // Milliseconds by the engine's clock; known once the choice's last event is there.

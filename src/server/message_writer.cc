@@ -13,6 +13,11 @@ void MessageWriter::continue_turn(std::string_view role) {
   if (role_ != role) new_turn(role);
 }
 
+void MessageWriter::add_thoughts(std::string_view text) {
+  if (!thoughts_.empty()) thoughts_ += '\n';
+  thoughts_ += text;
+}
+
 void MessageWriter::add_call(std::string_view id, std::string_view name, std::string_view arguments) {
   if (!calls_.empty()) calls_ += ',';
   JsonWriter w(calls_);
@@ -35,11 +40,16 @@ std::string MessageWriter::take() {
 void MessageWriter::end_turn() {
   if (!role_.empty() && (!texts_.empty() || !calls_.empty())) {
     begin_message(role_, texts_);
+    if (!thoughts_.empty()) {
+      out_ += ",\"reasoning_content\":";
+      append_json_string(out_, thoughts_);
+    }
     if (!calls_.empty()) out_ += ",\"tool_calls\":[" + calls_ + "]";
     out_ += '}';
   }
   role_.clear();
   texts_.clear();
+  thoughts_.clear();
   calls_.clear();
 }
 

@@ -16,6 +16,9 @@ class MessageWriter {
   void new_turn(std::string_view role);
   void continue_turn(std::string_view role);
   void add_text(std::string_view text) { texts_.emplace_back(text); }
+  // What the assistant thought before it said the rest of its turn.
+  void add_thoughts(std::string_view text);
+  bool has_only_thoughts() const { return !thoughts_.empty() && texts_.empty() && calls_.empty(); }
   // A call that the assistant makes; `arguments`: JSON text.
   void add_call(std::string_view id, std::string_view name, std::string_view arguments);
   // What a call gave. A message of its own, before whatever else the current turn says.
@@ -30,6 +33,7 @@ class MessageWriter {
   std::string out_;
   std::string role_;  // of the current turn; empty: none
   std::vector<std::string> texts_;
+  std::string thoughts_;
   std::string calls_;  // elements of its tool_calls
 };
 

@@ -92,8 +92,14 @@ Status add_block(JsonView block, bool assistant, const std::string& where, Draft
     d.messages.add_text(*text->string());
     return {};
   }
-  // What the model thought before its last answer is not shown to it again.
-  if (assistant && (kind == "thinking" || kind == "redacted_thinking")) return {};
+  if (assistant && kind == "thinking") {
+    const auto text = block.find("thinking");
+    if (!text || !text->string()) return wanted("is required and must be a string.", at(where, "thinking"));
+    d.messages.add_thoughts(*text->string());
+    return {};
+  }
+  // Sealed by another server.
+  if (assistant && kind == "redacted_thinking") return {};
   if (assistant && kind == "tool_use") return add_call(block, where, d);
   if (!assistant && kind == "tool_result") return add_result(block, where, d);
   return wanted(

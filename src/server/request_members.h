@@ -22,6 +22,7 @@
 #include "sched/request.h"
 #include "server/json.h"
 #include "text/grammar.h"
+#include "text/reasoning.h"
 #include "text/tool_calls.h"
 
 namespace sluice {
@@ -60,6 +61,7 @@ struct GenerationOptions {
   std::string grammar_field;             // the member that asked for it
   ToolFormat tool_format = ToolFormat::none;  // how calls of tools stand in the answer; none: it has none
   bool inside_call = false;                   // the prompt ends with what opens a call
+  Reasoning reasoning = Reasoning::none;      // thoughts before the answer
   bool one_call = false;                      // the answer ends after its first call
 };
 

@@ -15,6 +15,10 @@ std::string quoted(std::string_view text) {
   return out;
 }
 
+std::string thought_part(std::string_view text) {
+  return R"({"type":"reasoning_text","text":)" + quoted(text) + "}";
+}
+
 std::string text_part(std::string_view text) {
   return R"({"type":"output_text","text":)" + quoted(text) + R"(,"annotations":[],"logprobs":[]})";
 }
@@ -27,6 +31,10 @@ void ResponsesOutput::event(std::string& out, std::string_view type, const std::
 }
 
 void ResponsesOutput::add(std::string& out, const ChoiceDelta& delta) {
+  if (!delta.thoughts.empty()) {
+    if (!open_) open(out, {Kind::reasoning, "rs_" + random_id(), "", "", ""});
+    append(out, delta.thoughts);
+  }
   in_order(
       delta,
       [&](std::string_view text) {
@@ -52,8 +60,10 @@ void ResponsesOutput::open(std::string& out, Item item) {
   open_ = true;
   if (!streams_) return;
   event(out, "response.output_item.added", item_event(items_.back(), "in_progress"));
-  if (items_.back().kind == Kind::message)
-    event(out, "response.content_part.added", place() + R"(,"content_index":0,"part":)" + text_part(""));
+  const Kind kind = items_.back().kind;
+  if (kind == Kind::function_call) return;
+  const std::string part = kind == Kind::message ? text_part("") : thought_part("");
+  event(out, "response.content_part.added", place() + R"(,"content_index":0,"part":)" + part);
 }
 
 void ResponsesOutput::append(std::string& out, std::string_view text) {
@@ -63,6 +73,8 @@ void ResponsesOutput::append(std::string& out, std::string_view text) {
   if (item.kind == Kind::message)
     event(out, "response.output_text.delta",
           place() + R"(,"content_index":0,"delta":)" + quoted(text) + R"(,"logprobs":[])");
+  else if (item.kind == Kind::reasoning)
+    event(out, "response.reasoning_text.delta", place() + R"(,"content_index":0,"delta":)" + quoted(text));
   else
     event(out, "response.function_call_arguments.delta", place() + R"(,"delta":)" + quoted(text));
 }
@@ -77,6 +89,10 @@ void ResponsesOutput::close(std::string& out, bool complete) {
     event(out, "response.output_text.done",
           place() + R"(,"content_index":0,"text":)" + quoted(item.text) + R"(,"logprobs":[])");
     event(out, "response.content_part.done", place() + R"(,"content_index":0,"part":)" + text_part(item.text));
+  } else if (item.kind == Kind::reasoning) {
+    event(out, "response.reasoning_text.done", place() + R"(,"content_index":0,"text":)" + quoted(item.text));
+    event(out, "response.content_part.done",
+          place() + R"(,"content_index":0,"part":)" + thought_part(item.text));
   } else {
     event(out, "response.function_call_arguments.done",
           place() + R"(,"name":)" + quoted(item.name) + R"(,"arguments":)" + quoted(item.text));
@@ -102,6 +118,9 @@ std::string ResponsesOutput::item_json(const Item& item, std::string_view status
   if (item.kind == Kind::message) {
     w.key("type").string("message").key("status").string(status).key("role").string("assistant");
     w.key("content").raw(begins ? "[]" : "[" + text_part(item.text) + "]");
+  } else if (item.kind == Kind::reasoning) {
+    w.key("type").string("reasoning").key("status").string(status).key("summary").begin_array().end_array();
+    w.key("content").raw(begins ? "[]" : "[" + thought_part(item.text) + "]");
   } else {
     w.key("type").string("function_call").key("status").string(status).key("call_id").string(item.call_id);
     w.key("name").string(item.name).key("arguments").string(begins ? "" : item.text);
@@ -129,6 +148,8 @@ std::string ResponsesOutput::as_message() const {
   for (const Item& item : items_) {
     if (item.kind == Kind::message)
       writer.add_text(item.text);
+    else if (item.kind == Kind::reasoning)
+      writer.add_thoughts(item.text);
     else
       writer.add_call(item.call_id, item.name, item.text);
   }

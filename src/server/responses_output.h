@@ -28,7 +28,7 @@ class ResponsesOutput {
   std::string as_message() const;
 
  private:
-  enum class Kind : uint8_t { message, function_call };
+  enum class Kind : uint8_t { reasoning, message, function_call };
   struct Item {
     Kind kind;
     std::string id;

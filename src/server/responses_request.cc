@@ -64,7 +64,11 @@ Status add_message(JsonView item, const std::string& where, Draft& d) {
     return member_error("is required and must be a string or an array of parts.", where + ".content");
   std::vector<std::string> texts;
   if (Status status = read_texts(*content, where + ".content", texts); !status.ok()) return status;
-  d.input.new_turn(role == "developer" ? "system" : *role);
+  // An answer after thoughts is one turn with them.
+  if (role == "assistant" && d.input.has_only_thoughts())
+    d.input.continue_turn("assistant");
+  else
+    d.input.new_turn(role == "developer" ? "system" : *role);
   for (const std::string& text : texts) d.input.add_text(text);
   return {};
 }
@@ -93,6 +97,28 @@ Status add_call_output(JsonView item, const std::string& where, Draft& d) {
   return {};
 }
 
+// Thoughts belong to the assistant's turn that they begin. A summary is for people; what is encrypted was by
+// another server.
+Status add_reasoning(JsonView item, const std::string& where, Draft& d) {
+  const auto content = item.find("content");
+  if (!content || content->is_null()) return {};
+  if (!content->is_array()) return member_error("must be an array of parts.", where + ".content");
+  Status status;
+  int i = 0;
+  d.input.new_turn("assistant");
+  content->each([&](JsonView part) {
+    const auto text = text_member(part, "text");
+    if (!text)
+      status =
+          member_error("is required and must be a string.", where + ".content[" + std::to_string(i) + "].text");
+    else
+      d.input.add_thoughts(*text);
+    ++i;
+    return status.ok();
+  });
+  return status;
+}
+
 Status add_item(JsonView item, const std::string& where, Draft& d) {
   if (!item.is_object()) return member_error("must be an object.", where);
   const auto type = item.find("type");
@@ -100,8 +126,7 @@ Status add_item(JsonView item, const std::string& where, Draft& d) {
   if (kind == "message") return add_message(item, where, d);
   if (kind == "function_call") return add_call(item, where, d);
   if (kind == "function_call_output") return add_call_output(item, where, d);
-  // What the model thought before its last answer is not shown to it again.
-  if (kind == "reasoning") return {};
+  if (kind == "reasoning") return add_reasoning(item, where, d);
   return member_error("must be message, function_call, function_call_output or reasoning.", where + ".type");
 }
 

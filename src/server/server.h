@@ -26,6 +26,7 @@ struct ServerConfig {
   std::vector<std::string> cors_origins;  // whose pages may call from a browser; "*": all; empty: our own alone
   // How calls of tools stand in answers: auto (by the template), hermes, llama3, mistral, none.
   std::string tool_parser = "auto";
+  std::string reasoning_parser = "auto";    // auto, think, none
   std::string tls_cert_file, tls_key_file;  // PEM; both: HTTPS in place of HTTP
   size_t max_body_bytes = 32u << 20;
   size_t max_header_bytes = 32u << 10;
