@@ -1,302 +1,208 @@
 // The OpenAPI 3.1 document of this server. It is written by hand, and true: tests/test_openapi.py sends what it
-// allows and looks whether the answers are those that it lists, and compares it with the routes.
+// allows and looks whether the answers are those that it lists, and compares it with the routes and with
+// docs/api.md. What several APIs share stands once.
 #include "server/openapi.h"
+
+#include <initializer_list>
+
+#include "server/openapi_schemas.h"
 
 namespace sluice {
 
+namespace {
+
+std::string text(std::string_view a) { return '"' + std::string(a) + '"'; }
+std::string ref(std::string_view kind, std::string_view name) {
+  return R"({"$ref":"#/components/)" + std::string(kind) + "/" + std::string(name) + R"("})";
+}
+std::string schema(std::string_view name) { return ref("schemas", name); }
+std::string object(std::string_view member, std::string_view type) {
+  return R"({"type":"object","required":[)" + text(member) + R"(],"properties":{)" + text(member) + ":" +
+         std::string(type) + "}}";
+}
+std::string content(std::string_view media_type, const std::string& schema) {
+  return text(media_type) + R"(:{"schema":)" + schema + "}";
+}
+
+// Statuses of failures, in the shape of an API: "Error" or "MessagesError".
+std::string failures(std::string_view shape, std::initializer_list<const char*> statuses) {
+  std::string out;
+  for (const char* status : statuses)
+    out += "," + text(status) + ":" + ref("responses", std::string(shape) + status);
+  return out;
+}
+
+std::string answer(std::string_view says, const std::string& contents, const std::string& failing = {}) {
+  return R"("responses":{"200":{"description":)" + text(says) + R"(,"content":{)" + contents + "}}" + failing +
+         "}";
+}
+
+std::string take(std::string_view summary, const std::string& request, const std::string& responses) {
+  return R"("post":{"summary":)" + text(summary) + R"(,"requestBody":{"required":true,"content":{)" +
+         content("application/json", request) + "}}," + responses + "}";
+}
+
+std::string get(std::string_view summary, const std::string& responses, const std::string& more = {}) {
+  return R"("get":{"summary":)" + text(summary) + "," + more + responses + "}";
+}
+
+std::string path(std::string_view name, const std::string& operations) {
+  return text(name) + ":{" + operations + "}";
+}
+std::string path_of_one(std::string_view name, std::string_view parameter, const std::string& operations) {
+  return path(name, R"("parameters":[{"name":)" + text(parameter) +
+                        R"(,"in":"path","required":true,"schema":{"type":"string","minLength":1}}],)" +
+                        operations);
+}
+std::string number_parameter(std::string_view name, std::string_view most) {
+  return R"("parameters":[{"name":)" + text(name) +
+         R"(,"in":"query","schema":{"type":"integer","minimum":1,"maximum":)" + std::string(most) + "}}],";
+}
+
+std::string json(const std::string& schema) { return content("application/json", schema); }
+std::string events(const std::string& whole) {
+  return json(whole) + "," + content("text/event-stream", R"({"type":"string"})");
+}
+
+std::string joined(std::initializer_list<std::string> parts) {
+  std::string out;
+  for (const std::string& part : parts) out += (out.empty() ? "" : ",") + part;
+  return out;
+}
+
+std::string generation_paths() {
+  const std::string failing =
+      failures("Error", {"400", "401", "404", "408", "413", "415", "429", "431", "500", "503", "504"});
+  const std::string messages_failing =
+      failures("MessagesError", {"400", "401", "404", "408", "413", "415", "431", "500", "504", "529"});
+  const auto generation = [&](std::string_view summary, const char* request, const char* whole) {
+    return take(summary, schema(request), answer("The answer.", events(schema(whole)), failing));
+  };
+  return joined(
+      {path("/v1/chat/completions",
+            generation("Chat, as OpenAI's API has it.", "ChatRequest", "ChatCompletion")),
+       path("/v1/completions", generation("Completion of text or token ids, as OpenAI's API has it.",
+                                          "CompletionRequest", "Completion")),
+       path("/v1/responses",
+            generation("Responses, as OpenAI's API has them.", "ResponsesRequest", "Response")),
+       path_of_one(
+           "/v1/responses/{id}", "id",
+           get("A response that was stored.",
+               answer("The response.", json(schema("Response")), failures("Error", {"401", "404"}))) +
+               R"(,"delete":{"summary":"Forgets a stored response.",)" +
+               answer("It is gone.", json(std::string(openapi::kDeleted)), failures("Error", {"401", "404"})) +
+               "}"),
+       path("/v1/messages", take("Messages, as Anthropic's API has them.", schema("MessagesRequest"),
+                                 answer("The answer.", events(schema("Message")), messages_failing))),
+       path("/v1/messages/count_tokens",
+            take("How many tokens such a request's input has.", schema("CountTokensRequest"),
+                 answer("The answer.", json(object("input_tokens", R"({"type":"integer"})")),
+                        messages_failing))),
+       path("/v1/embeddings", take("Vectors of texts, as OpenAI's API has them.", schema("EmbeddingsRequest"),
+                                   answer("The answer.", json(schema("Embeddings")), failing)))});
+}
+
+std::string text_paths() {
+  const std::string failing =
+      failures("Error", {"400", "401", "408", "413", "415", "429", "431", "500", "503"});
+  return joined(
+      {path("/tokenize", take("Text to token ids.", std::string(openapi::kTokenizeRequest),
+                              answer("The answer.", json(object("tokens", R"({"type":"array"})")), failing))),
+       path("/detokenize",
+            take("Token ids to text.",
+                 object("tokens", R"({"type":"array","items":{"type":"integer","minimum":0}})"),
+                 answer("The answer.", json(object("content", R"({"type":"string"})")), failing))),
+       path("/apply-template",
+            take("Messages to the prompt that the model sees.", schema("ChatRequest"),
+                 answer("The answer.", json(object("prompt", R"({"type":"string"})")), failing)))});
+}
+
+std::string observing_paths() {
+  const std::string any = json(R"({"type":"object"})");
+  const std::string listed =
+      R"({"type":"object","required":["object","data"],"properties":{"object":{"const":"list"},)"
+      R"("data":{"type":"array","items":)" +
+      schema("Model") + "}}}";
+  const std::string status = json(object("status", R"({"type":"string"})"));
+  const std::string free = R"("security":[],)";  // of keys
+  const auto plain = [](std::string_view type) { return content(type, R"({"type":"string"})"); };
+  const std::string file = R"("text/html":{},"text/css":{},"text/javascript":{},"image/svg+xml":{})";
+  return joined(
+      {path("/v1/models",
+            get("The model that is served.", answer("The answer.", json(listed), failures("Error", {"401"})))),
+       path_of_one("/v1/models/{id}", "id",
+                   get("One model by its id.",
+                       answer("The model.", json(schema("Model")), failures("Error", {"401", "404", "503"})))),
+       path("/health", get("200 while the process lives.", answer("The answer.", status), free)),
+       path("/live", get("The same.", answer("The answer.", status), free)),
+       path("/ready", get("200 while a completion would be answered.",
+                          answer("The answer.", status,
+                                 R"(,"503":{"description":"Why not.","content":{)" + status + "}}"),
+                          free)),
+       path("/v1/requests", get("The last requests and where their time went.",
+                                answer("The requests.", any, failures("Error", {"400", "401"})),
+                                number_parameter("recent", "1000"))),
+       path_of_one("/v1/requests/{id}/timeline", "id",
+                   get("Where a request's time went.",
+                       answer("The timeline.", any, failures("Error", {"401", "404"})))),
+       path("/v1/requests/attribution",
+            get("All of them summed.", answer("The sums.", any, failures("Error", {"400", "401"})),
+                number_parameter("window_s", "86400"))),
+       path("/v1/live",
+            get("The server's numbers as server-sent events, one a second, without end.",
+                answer("The stream.", plain("text/event-stream"), failures("Error", {"401", "503"})))),
+       path("/", get("The page: chat, and the live numbers.", answer("The page.", plain("text/html")), free)),
+       path_of_one("/page/{file}", "file",
+                   get("The page's files.", answer("The file.", file, failures("Error", {"404"})), free)),
+       path("/routes", get("The list of routes.", answer("The list.", plain("text/html")), free)),
+       path("/metrics", get("Prometheus metrics.", answer("The answer.", plain("text/plain")), free)),
+       path("/openapi.json", get("This document.", answer("The answer.", any), free))});
+}
+
+struct Failure {
+  const char *status, *says;
+};
+constexpr Failure kFailures[] = {
+    {"400", "A member is missing, wrong or not supported; it is named."},
+    {"401", "No valid key."},
+    {"404", "No such model, or nothing of that id."},
+    {"408", "The request came too slowly."},
+    {"413", "The body is too long."},
+    {"415", "The body is compressed."},
+    {"429", "The queue is full."},
+    {"431", "The head is too long."},
+    {"500", "A fault of the server."},
+    {"501", "An unknown transfer coding."},
+    {"503", "The model is loading, or the server is shutting down."},
+    {"504", "The request's deadline passed."},
+    {"529", "The queue is full, the model is loading, or the server is shutting down."},
+};
+
+std::string failure_responses() {
+  std::string out;
+  for (const char* shape : {"Error", "MessagesError"}) {
+    for (const Failure& f : kFailures) {
+      out += (out.empty() ? "" : ",") + text(std::string(shape) + f.status) + R"(:{"description":)" +
+             text(f.says) + R"(,"content":{)" + json(schema(shape)) + "}}";
+    }
+  }
+  return out;
+}
+
+std::string document() {
+  return R"({"openapi":"3.1.0","info":{"title":"Sluice","version":"1","description":"LLM inference server. Members that are not listed are ignored, and named in the header X-Sluice-Ignored; what would change the answer and is not supported is a 400 that names it. docs/api.md says more."},)"
+         R"("security":[{},{"bearer":[]},{"key":[]}],"paths":{)" +
+         generation_paths() + "," + text_paths() + "," + observing_paths() +
+         R"(},"components":{"securitySchemes":{"bearer":{"type":"http","scheme":"bearer"},"key":{"type":"apiKey","in":"header","name":"x-api-key"}},)"
+         R"("responses":{)" +
+         failure_responses() + R"(},"schemas":{)" + openapi::schemas() + "}}}";
+}
+
+}  // namespace
+
 std::string_view openapi_document() {
-  return R"json({
-"openapi":"3.1.0","info":{"title": "Sluice", "version": "1", "description": "LLM inference server. Members that are not listed are ignored, and named in the header X-Sluice-Ignored; what would change the answer and is not supported is a 400 that names it. docs/api.md says more."},"security":[{}, {"bearer": []}, {"key": []}],
-"paths":{
- "/v1/chat/completions":{"post":{"summary": "Chat, as OpenAI's API has it.", "requestBody": {"required": true, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ChatRequest"}}}},"responses":{"200":{"description": "The answer.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ChatCompletion"}}, "text/event-stream": {"schema": {"type": "string"}}}},
-   "400":{"$ref": "#/components/responses/Error400"},"401":{"$ref": "#/components/responses/Error401"},"404":{"$ref": "#/components/responses/Error404"},"408":{"$ref": "#/components/responses/Error408"},"413":{"$ref": "#/components/responses/Error413"},"415":{"$ref": "#/components/responses/Error415"},"429":{"$ref": "#/components/responses/Error429"},"431":{"$ref": "#/components/responses/Error431"},"500":{"$ref": "#/components/responses/Error500"},"503":{"$ref": "#/components/responses/Error503"},"504":{"$ref": "#/components/responses/Error504"}}}},
- "/v1/completions":{"post":{"summary": "Completion of text or token ids, as OpenAI's API has it.", "requestBody": {"required": true, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/CompletionRequest"}}}},"responses":{"200":{"description": "The answer.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Completion"}}, "text/event-stream": {"schema": {"type": "string"}}}},
-   "400":{"$ref": "#/components/responses/Error400"},"401":{"$ref": "#/components/responses/Error401"},"404":{"$ref": "#/components/responses/Error404"},"408":{"$ref": "#/components/responses/Error408"},"413":{"$ref": "#/components/responses/Error413"},"415":{"$ref": "#/components/responses/Error415"},"429":{"$ref": "#/components/responses/Error429"},"431":{"$ref": "#/components/responses/Error431"},"500":{"$ref": "#/components/responses/Error500"},"503":{"$ref": "#/components/responses/Error503"},"504":{"$ref": "#/components/responses/Error504"}}}},
- "/v1/responses":{"post":{"summary": "Responses, as OpenAI's API has them.", "requestBody": {"required": true, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ResponsesRequest"}}}},"responses":{"200":{"description": "The answer.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Response"}}, "text/event-stream": {"schema": {"type": "string"}}}},
-   "400":{"$ref": "#/components/responses/Error400"},"401":{"$ref": "#/components/responses/Error401"},"404":{"$ref": "#/components/responses/Error404"},"408":{"$ref": "#/components/responses/Error408"},"413":{"$ref": "#/components/responses/Error413"},"415":{"$ref": "#/components/responses/Error415"},"429":{"$ref": "#/components/responses/Error429"},"431":{"$ref": "#/components/responses/Error431"},"500":{"$ref": "#/components/responses/Error500"},"503":{"$ref": "#/components/responses/Error503"},"504":{"$ref": "#/components/responses/Error504"}}}},
- "/v1/responses/{id}":{"parameters":[{"name": "id", "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}}],
-  "get":{"summary": "A response that was stored.","responses":{"200":{"description": "The response.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Response"}}}},
-   "401":{"$ref": "#/components/responses/Error401"},"404":{"$ref": "#/components/responses/Error404"}}},
-  "delete":{"summary": "Forgets a stored response.","responses":{"200":{"description": "It is gone.", "content": {"application/json": {"schema": {"type": "object", "required": ["id", "object", "deleted"], "properties": {"id": {"type": "string"}, "object": {"const": "response"}, "deleted": {"const": true}}}}}},
-   "401":{"$ref": "#/components/responses/Error401"},"404":{"$ref": "#/components/responses/Error404"}}}},
- "/v1/messages":{"post":{"summary": "Messages, as Anthropic's API has them.", "requestBody": {"required": true, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/MessagesRequest"}}}},"responses":{"200":{"description": "The answer.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Message"}}, "text/event-stream": {"schema": {"type": "string"}}}},
-   "400":{"$ref": "#/components/responses/MessagesError400"},"401":{"$ref": "#/components/responses/MessagesError401"},"404":{"$ref": "#/components/responses/MessagesError404"},"408":{"$ref": "#/components/responses/MessagesError408"},"413":{"$ref": "#/components/responses/MessagesError413"},"415":{"$ref": "#/components/responses/MessagesError415"},"431":{"$ref": "#/components/responses/MessagesError431"},"500":{"$ref": "#/components/responses/MessagesError500"},"504":{"$ref": "#/components/responses/MessagesError504"},"529":{"$ref": "#/components/responses/MessagesError529"}}}},
- "/v1/messages/count_tokens":{"post":{"summary": "How many tokens such a request's input has.", "requestBody": {"required": true, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/CountTokensRequest"}}}},"responses":{"200":{"description": "The answer.", "content": {"application/json": {"schema": {"type": "object", "required": ["input_tokens"], "properties": {"input_tokens": {"type": "integer"}}}}}},
-   "400":{"$ref": "#/components/responses/MessagesError400"},"401":{"$ref": "#/components/responses/MessagesError401"},"404":{"$ref": "#/components/responses/MessagesError404"},"408":{"$ref": "#/components/responses/MessagesError408"},"413":{"$ref": "#/components/responses/MessagesError413"},"415":{"$ref": "#/components/responses/MessagesError415"},"431":{"$ref": "#/components/responses/MessagesError431"},"500":{"$ref": "#/components/responses/MessagesError500"},"504":{"$ref": "#/components/responses/MessagesError504"},"529":{"$ref": "#/components/responses/MessagesError529"}}}},
- "/v1/embeddings":{"post":{"summary": "Vectors of texts, as OpenAI's API has them.", "requestBody": {"required": true, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/EmbeddingsRequest"}}}},"responses":{"200":{"description": "The answer.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Embeddings"}}}},
-   "400":{"$ref": "#/components/responses/Error400"},"401":{"$ref": "#/components/responses/Error401"},"404":{"$ref": "#/components/responses/Error404"},"408":{"$ref": "#/components/responses/Error408"},"413":{"$ref": "#/components/responses/Error413"},"415":{"$ref": "#/components/responses/Error415"},"429":{"$ref": "#/components/responses/Error429"},"431":{"$ref": "#/components/responses/Error431"},"500":{"$ref": "#/components/responses/Error500"},"503":{"$ref": "#/components/responses/Error503"},"504":{"$ref": "#/components/responses/Error504"}}}},
- "/v1/models":{"get":{"summary": "The model that is served.","responses":{"200":{"description": "The answer.", "content": {"application/json": {"schema": {"type": "object", "required": ["object", "data"], "properties": {"object": {"const": "list"}, "data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}}}}}},
-   "401":{"$ref": "#/components/responses/Error401"}}}},
- "/v1/models/{id}":{"parameters":[{"name": "id", "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}}],
-  "get":{"summary": "One model by its id.","responses":{"200":{"description": "The model.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Model"}}}},
-   "401":{"$ref": "#/components/responses/Error401"},"404":{"$ref": "#/components/responses/Error404"},"503":{"$ref": "#/components/responses/Error503"}}}},
- "/tokenize":{"post":{"summary": "Text to token ids.", "requestBody": {"required": true, "content": {"application/json": {"schema": {"type": "object", "required": ["content"], "properties": {"content": {"type": "string"}, "add_special": {"type": ["boolean", "null"]}, "parse_special": {"type": ["boolean", "null"]}, "with_pieces": {"type": ["boolean", "null"]}}}}}},"responses":{"200":{"description": "The answer.", "content": {"application/json": {"schema": {"type": "object", "required": ["tokens"], "properties": {"tokens": {"type": "array"}}}}}},
-   "400":{"$ref": "#/components/responses/Error400"},"401":{"$ref": "#/components/responses/Error401"},"408":{"$ref": "#/components/responses/Error408"},"413":{"$ref": "#/components/responses/Error413"},"415":{"$ref": "#/components/responses/Error415"},"429":{"$ref": "#/components/responses/Error429"},"431":{"$ref": "#/components/responses/Error431"},"500":{"$ref": "#/components/responses/Error500"},"503":{"$ref": "#/components/responses/Error503"}}}},
- "/detokenize":{"post":{"summary": "Token ids to text.", "requestBody": {"required": true, "content": {"application/json": {"schema": {"type": "object", "required": ["tokens"], "properties": {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}}}}}},"responses":{"200":{"description": "The answer.", "content": {"application/json": {"schema": {"type": "object", "required": ["content"], "properties": {"content": {"type": "string"}}}}}},
-   "400":{"$ref": "#/components/responses/Error400"},"401":{"$ref": "#/components/responses/Error401"},"408":{"$ref": "#/components/responses/Error408"},"413":{"$ref": "#/components/responses/Error413"},"415":{"$ref": "#/components/responses/Error415"},"429":{"$ref": "#/components/responses/Error429"},"431":{"$ref": "#/components/responses/Error431"},"500":{"$ref": "#/components/responses/Error500"},"503":{"$ref": "#/components/responses/Error503"}}}},
- "/apply-template":{"post":{"summary": "Messages to the prompt that the model sees.", "requestBody": {"required": true, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ChatRequest"}}}},"responses":{"200":{"description": "The answer.", "content": {"application/json": {"schema": {"type": "object", "required": ["prompt"], "properties": {"prompt": {"type": "string"}}}}}},
-   "400":{"$ref": "#/components/responses/Error400"},"401":{"$ref": "#/components/responses/Error401"},"408":{"$ref": "#/components/responses/Error408"},"413":{"$ref": "#/components/responses/Error413"},"415":{"$ref": "#/components/responses/Error415"},"429":{"$ref": "#/components/responses/Error429"},"431":{"$ref": "#/components/responses/Error431"},"500":{"$ref": "#/components/responses/Error500"},"503":{"$ref": "#/components/responses/Error503"}}}},
- "/health":{"get":{"summary": "200 while the process lives.", "security": [],"responses":{"200":{"description": "The answer.", "content": {"application/json": {"schema": {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}}}}}}},
- "/live":{"get":{"summary": "The same.", "security": [],"responses":{"200":{"description": "The answer.", "content": {"application/json": {"schema": {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}}}}}}},
- "/ready":{"get":{"summary": "200 while a completion would be answered.", "security": [],"responses":{"200":{"description": "The answer.", "content": {"application/json": {"schema": {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}}}},
-   "503":{"description": "Why not.", "content": {"application/json": {"schema": {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}}}}}}},
- "/v1/requests":{"get":{"summary": "The last requests and where their time went.", "parameters":[{"name": "recent", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 1000}}],"responses":{"200":{"description": "The requests.", "content": {"application/json": {"schema": {"type": "object"}}}},
-   "400":{"$ref": "#/components/responses/Error400"},"401":{"$ref": "#/components/responses/Error401"}}}},
- "/v1/requests/{id}/timeline":{"parameters":[{"name": "id", "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}}],
-  "get":{"summary": "Where a request's time went.","responses":{"200":{"description": "The timeline.", "content": {"application/json": {"schema": {"type": "object"}}}},
-   "401":{"$ref": "#/components/responses/Error401"},"404":{"$ref": "#/components/responses/Error404"}}}},
- "/v1/requests/attribution":{"get":{"summary": "All of them summed.", "parameters":[{"name": "window_s", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 86400}}],"responses":{"200":{"description": "The sums.", "content": {"application/json": {"schema": {"type": "object"}}}},
-   "400":{"$ref": "#/components/responses/Error400"},"401":{"$ref": "#/components/responses/Error401"}}}},
- "/v1/live":{"get":{"summary": "The server's numbers as server-sent events, one a second, without end.","responses":{"200":{"description": "The stream.", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
-   "401":{"$ref": "#/components/responses/Error401"},"503":{"$ref": "#/components/responses/Error503"}}}},
- "/":{"get":{"summary": "The page: chat, and the live numbers.", "security": [],"responses":{"200":{"description": "The page.", "content": {"text/html": {"schema": {"type": "string"}}}}}}},
- "/page/{file}":{"parameters":[{"name": "file", "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}}],
-  "get":{"summary": "The page's files.", "security": [],"responses":{"200":{"description": "The file.", "content": {"text/html": {}, "text/css": {}, "text/javascript": {}, "image/svg+xml": {}}},
-   "404":{"$ref": "#/components/responses/Error404"}}}},
- "/routes":{"get":{"summary": "The list of routes.", "security": [],"responses":{"200":{"description": "The list.", "content": {"text/html": {"schema": {"type": "string"}}}}}}},
- "/metrics":{"get":{"summary": "Prometheus metrics.", "security": [],"responses":{"200":{"description": "The answer.", "content": {"text/plain": {"schema": {"type": "string"}}}}}}},
- "/openapi.json":{"get":{"summary": "This document.", "security": [],"responses":{"200":{"description": "The answer.", "content": {"application/json": {"schema": {"type": "object"}}}}}}}
-},
-"components":{"securitySchemes":{"bearer": {"type": "http", "scheme": "bearer"}, "key": {"type": "apiKey", "in": "header", "name": "x-api-key"}},
-"responses":{
- "Error400":{"description": "A member is missing, wrong or not supported; it is named.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}},
- "Error401":{"description": "No valid key.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}},
- "Error404":{"description": "No such model, or nothing of that id.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}},
- "Error408":{"description": "The request came too slowly.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}},
- "Error413":{"description": "The body is too long.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}},
- "Error415":{"description": "The body is compressed.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}},
- "Error429":{"description": "The queue is full.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}},
- "Error431":{"description": "The head is too long.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}},
- "Error500":{"description": "A fault of the server.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}},
- "Error501":{"description": "An unknown transfer coding.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}},
- "Error503":{"description": "The model is loading, or the server is shutting down.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}},
- "Error504":{"description": "The request's deadline passed.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}},
- "MessagesError400":{"description": "A member is missing, wrong or not supported; it is named.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/MessagesError"}}}},
- "MessagesError401":{"description": "No valid key.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/MessagesError"}}}},
- "MessagesError404":{"description": "No such model, or nothing of that id.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/MessagesError"}}}},
- "MessagesError408":{"description": "The request came too slowly.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/MessagesError"}}}},
- "MessagesError413":{"description": "The body is too long.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/MessagesError"}}}},
- "MessagesError415":{"description": "The body is compressed.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/MessagesError"}}}},
- "MessagesError431":{"description": "The head is too long.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/MessagesError"}}}},
- "MessagesError500":{"description": "A fault of the server.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/MessagesError"}}}},
- "MessagesError501":{"description": "An unknown transfer coding.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/MessagesError"}}}},
- "MessagesError504":{"description": "The request's deadline passed.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/MessagesError"}}}},
- "MessagesError529":{"description": "The queue is full, the model is loading, or the server is shutting down.", "content": {"application/json": {"schema": {"$ref": "#/components/schemas/MessagesError"}}}}},
-"schemas":{
- "TextPart":{"type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text"}, "text": {"type": "string"}}},
- "Content":{"anyOf": [{"type": "string"}, {"type": "array", "items": {"$ref": "#/components/schemas/TextPart"}, "minItems": 1}]},
- "Error":{"type": "object", "required": ["error"],"properties":{
-  "error":{"type": "object", "required": ["message", "type", "param", "code"], "properties": {"message": {"type": "string"}, "type": {"type": "string"}, "param": {"type": ["string", "null"]}, "code": {"type": ["string", "null"]}}}}},
- "MessagesError":{"type": "object", "required": ["type", "error", "request_id"],"properties":{
-  "type":{"const": "error"},
-  "request_id":{"type": "string"},
-  "error":{"type": "object", "required": ["type", "message"], "properties": {"type": {"type": "string"}, "message": {"type": "string"}}}}},
- "ChatMessage":{"type": "object", "required": ["role"],"properties":{
-  "role":{"enum": ["system", "developer", "user", "assistant", "tool", "function"]},
-  "content":{"anyOf": [{"$ref": "#/components/schemas/Content"}, {"type": "null"}]}}},
- "ChatRequest":{"type": "object", "required": ["messages"],"properties":{
-  "model":{"type": ["string", "null"]},
-  "temperature":{"type": ["number", "null"], "minimum": 0, "maximum": 2},
-  "top_p":{"type": ["number", "null"], "minimum": 0, "maximum": 1},
-  "min_p":{"type": ["number", "null"], "minimum": 0, "maximum": 1},
-  "top_k":{"type": ["integer", "null"], "minimum": -1, "maximum": 2147483647},
-  "seed":{"type": ["integer", "null"], "minimum": -9223372036854775808, "maximum": 9223372036854775807},
-  "presence_penalty":{"type": ["number", "null"], "minimum": -2, "maximum": 2},
-  "frequency_penalty":{"type": ["number", "null"], "minimum": -2, "maximum": 2},
-  "repetition_penalty":{"type": ["number", "null"], "minimum": 0.01, "maximum": 100},
-  "logit_bias":{"type": ["object", "null"], "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}},
-  "min_tokens":{"type": ["integer", "null"], "minimum": 0, "maximum": 2147483647},
-  "ignore_eos":{"type": ["boolean", "null"]},
-  "stop_token_ids":{"type": ["array", "null"], "items": {"type": "integer", "minimum": 0}, "maxItems": 64},
-  "skip_special_tokens":{"type": ["boolean", "null"]},
-  "include_stop_str_in_output":{"type": ["boolean", "null"]},
-  "stream":{"type": ["boolean", "null"]},
-  "cache_salt":{"type": ["string", "null"]},
-  "priority":{"type": ["string", "integer", "null"]},
-  "max_tokens":{"type": ["integer", "null"], "minimum": 0, "maximum": 2147483647},
-  "n":{"type": ["integer", "null"], "minimum": 1, "maximum": 128},
-  "stop":{"anyOf": [{"type": "null"}, {"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 16}]},
-  "stream_options":{"type": ["object", "null"], "properties": {"include_usage": {"type": ["boolean", "null"]}}},
-  "return_token_ids":{"type": ["boolean", "null"]},
-  "return_tokens_as_token_ids":{"type": ["boolean", "null"]},
-  "user":{"type": ["string", "null"]},
-  "messages":{"type": "array", "items": {"$ref": "#/components/schemas/ChatMessage"}, "minItems": 1, "maxItems": 4096},
-  "max_completion_tokens":{"type": ["integer", "null"], "minimum": 0, "maximum": 2147483647},
-  "logprobs":{"type": ["boolean", "null"]},
-  "top_logprobs":{"type": ["integer", "null"], "minimum": 0, "maximum": 20},
-  "add_generation_prompt":{"type": ["boolean", "null"]},
-  "continue_final_message":{"type": ["boolean", "null"]},
-  "chat_template_kwargs":{"type": ["object", "null"]},
-  "tools":{"type": ["array", "null"], "items": {"type": "object"}},
-  "tool_choice":{"type": ["string", "object", "null"]},
-  "parallel_tool_calls":{"type": ["boolean", "null"]},
-  "response_format":{"type": ["object", "null"]}}},
- "CompletionRequest":{"type": "object", "required": ["prompt"],"properties":{
-  "model":{"type": ["string", "null"]},
-  "temperature":{"type": ["number", "null"], "minimum": 0, "maximum": 2},
-  "top_p":{"type": ["number", "null"], "minimum": 0, "maximum": 1},
-  "min_p":{"type": ["number", "null"], "minimum": 0, "maximum": 1},
-  "top_k":{"type": ["integer", "null"], "minimum": -1, "maximum": 2147483647},
-  "seed":{"type": ["integer", "null"], "minimum": -9223372036854775808, "maximum": 9223372036854775807},
-  "presence_penalty":{"type": ["number", "null"], "minimum": -2, "maximum": 2},
-  "frequency_penalty":{"type": ["number", "null"], "minimum": -2, "maximum": 2},
-  "repetition_penalty":{"type": ["number", "null"], "minimum": 0.01, "maximum": 100},
-  "logit_bias":{"type": ["object", "null"], "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}},
-  "min_tokens":{"type": ["integer", "null"], "minimum": 0, "maximum": 2147483647},
-  "ignore_eos":{"type": ["boolean", "null"]},
-  "stop_token_ids":{"type": ["array", "null"], "items": {"type": "integer", "minimum": 0}, "maxItems": 64},
-  "skip_special_tokens":{"type": ["boolean", "null"]},
-  "include_stop_str_in_output":{"type": ["boolean", "null"]},
-  "stream":{"type": ["boolean", "null"]},
-  "cache_salt":{"type": ["string", "null"]},
-  "priority":{"type": ["string", "integer", "null"]},
-  "max_tokens":{"type": ["integer", "null"], "minimum": 0, "maximum": 2147483647},
-  "n":{"type": ["integer", "null"], "minimum": 1, "maximum": 128},
-  "stop":{"anyOf": [{"type": "null"}, {"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 16}]},
-  "stream_options":{"type": ["object", "null"], "properties": {"include_usage": {"type": ["boolean", "null"]}}},
-  "return_token_ids":{"type": ["boolean", "null"]},
-  "return_tokens_as_token_ids":{"type": ["boolean", "null"]},
-  "user":{"type": ["string", "null"]},
-  "prompt":{"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}, {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}, {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}, "minItems": 1}]},
-  "echo":{"type": ["boolean", "null"]},
-  "logprobs":{"type": ["integer", "null"], "minimum": 0, "maximum": 20},
-  "best_of":{"type": ["integer", "null"], "minimum": 0, "maximum": 20},
-  "add_special_tokens":{"type": ["boolean", "null"]}}},
- "Usage":{"type": "object", "required": ["prompt_tokens", "completion_tokens", "total_tokens"],"properties":{
-  "prompt_tokens":{"type": "integer"},
-  "completion_tokens":{"type": "integer"},
-  "total_tokens":{"type": "integer"}}},
- "ChatCompletion":{"type": "object", "required": ["id", "object", "created", "model", "choices", "usage"],"properties":{
-  "id":{"type": "string"},
-  "object":{"const": "chat.completion"},
-  "created":{"type": "integer"},
-  "model":{"type": "string"},
-  "usage":{"$ref": "#/components/schemas/Usage"},
-  "choices":{"type": "array", "items": {"type": "object", "required": ["index", "message", "finish_reason", "logprobs"], "properties": {"index": {"type": "integer"}, "message": {"type": "object", "required": ["role", "content"], "properties": {"role": {"const": "assistant"}, "content": {"type": ["string", "null"]}}}, "finish_reason": {"enum": ["stop", "length", "tool_calls"]}}}}}},
- "Completion":{"type": "object", "required": ["id", "object", "created", "model", "choices", "usage"],"properties":{
-  "id":{"type": "string"},
-  "object":{"const": "text_completion"},
-  "created":{"type": "integer"},
-  "model":{"type": "string"},
-  "usage":{"$ref": "#/components/schemas/Usage"},
-  "choices":{"type": "array", "items": {"type": "object", "required": ["index", "text", "finish_reason", "logprobs"], "properties": {"index": {"type": "integer"}, "text": {"type": "string"}, "finish_reason": {"enum": ["stop", "length"]}}}}}},
- "MessagesMessage":{"type": "object", "required": ["role", "content"],"properties":{
-  "role":{"enum": ["user", "assistant"]},
-  "content":{"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]}}}}]}}},
- "CountTokensRequest":{"type": "object", "required": ["messages"],"properties":{
-  "model":{"type": ["string", "null"]},
-  "temperature":{"type": ["number", "null"], "minimum": 0, "maximum": 2},
-  "top_p":{"type": ["number", "null"], "minimum": 0, "maximum": 1},
-  "min_p":{"type": ["number", "null"], "minimum": 0, "maximum": 1},
-  "top_k":{"type": ["integer", "null"], "minimum": -1, "maximum": 2147483647},
-  "seed":{"type": ["integer", "null"], "minimum": -9223372036854775808, "maximum": 9223372036854775807},
-  "presence_penalty":{"type": ["number", "null"], "minimum": -2, "maximum": 2},
-  "frequency_penalty":{"type": ["number", "null"], "minimum": -2, "maximum": 2},
-  "repetition_penalty":{"type": ["number", "null"], "minimum": 0.01, "maximum": 100},
-  "logit_bias":{"type": ["object", "null"], "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}},
-  "min_tokens":{"type": ["integer", "null"], "minimum": 0, "maximum": 2147483647},
-  "ignore_eos":{"type": ["boolean", "null"]},
-  "stop_token_ids":{"type": ["array", "null"], "items": {"type": "integer", "minimum": 0}, "maxItems": 64},
-  "skip_special_tokens":{"type": ["boolean", "null"]},
-  "include_stop_str_in_output":{"type": ["boolean", "null"]},
-  "stream":{"type": ["boolean", "null"]},
-  "cache_salt":{"type": ["string", "null"]},
-  "priority":{"type": ["string", "integer", "null"]},
-  "messages":{"type": "array", "items": {"$ref": "#/components/schemas/MessagesMessage"}, "minItems": 1, "maxItems": 4096},
-  "system":{"anyOf": [{"type": "null"}, {"type": "string"}, {"type": "array", "items": {"$ref": "#/components/schemas/TextPart"}}]},
-  "stop_sequences":{"type": ["array", "null"], "items": {"type": "string", "minLength": 1}, "maxItems": 16},
-  "metadata":{"type": ["object", "null"]},
-  "thinking":{"type": ["object", "null"], "properties": {"type": {"enum": ["enabled", "disabled", "adaptive"]}}, "required": ["type"]},
-  "tools":{"type": ["array", "null"], "items": {"type": "object"}},
-  "tool_choice":{"type": ["object", "null"]},
-  "max_tokens":{"type": ["integer", "null"], "minimum": 0, "maximum": 2147483647}}},
- "MessagesRequest":{"type": "object", "required": ["messages", "max_tokens"],"properties":{
-  "model":{"type": ["string", "null"]},
-  "temperature":{"type": ["number", "null"], "minimum": 0, "maximum": 2},
-  "top_p":{"type": ["number", "null"], "minimum": 0, "maximum": 1},
-  "min_p":{"type": ["number", "null"], "minimum": 0, "maximum": 1},
-  "top_k":{"type": ["integer", "null"], "minimum": -1, "maximum": 2147483647},
-  "seed":{"type": ["integer", "null"], "minimum": -9223372036854775808, "maximum": 9223372036854775807},
-  "presence_penalty":{"type": ["number", "null"], "minimum": -2, "maximum": 2},
-  "frequency_penalty":{"type": ["number", "null"], "minimum": -2, "maximum": 2},
-  "repetition_penalty":{"type": ["number", "null"], "minimum": 0.01, "maximum": 100},
-  "logit_bias":{"type": ["object", "null"], "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}},
-  "min_tokens":{"type": ["integer", "null"], "minimum": 0, "maximum": 2147483647},
-  "ignore_eos":{"type": ["boolean", "null"]},
-  "stop_token_ids":{"type": ["array", "null"], "items": {"type": "integer", "minimum": 0}, "maxItems": 64},
-  "skip_special_tokens":{"type": ["boolean", "null"]},
-  "include_stop_str_in_output":{"type": ["boolean", "null"]},
-  "stream":{"type": ["boolean", "null"]},
-  "cache_salt":{"type": ["string", "null"]},
-  "priority":{"type": ["string", "integer", "null"]},
-  "messages":{"type": "array", "items": {"$ref": "#/components/schemas/MessagesMessage"}, "minItems": 1, "maxItems": 4096},
-  "system":{"anyOf": [{"type": "null"}, {"type": "string"}, {"type": "array", "items": {"$ref": "#/components/schemas/TextPart"}}]},
-  "stop_sequences":{"type": ["array", "null"], "items": {"type": "string", "minLength": 1}, "maxItems": 16},
-  "metadata":{"type": ["object", "null"]},
-  "thinking":{"type": ["object", "null"], "properties": {"type": {"enum": ["enabled", "disabled", "adaptive"]}}, "required": ["type"]},
-  "tools":{"type": ["array", "null"], "items": {"type": "object"}},
-  "tool_choice":{"type": ["object", "null"]},
-  "max_tokens":{"type": "integer", "minimum": 0, "maximum": 2147483647}}},
- "Message":{"type": "object", "required": ["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"],"properties":{
-  "id":{"type": "string"},
-  "type":{"const": "message"},
-  "role":{"const": "assistant"},
-  "model":{"type": "string"},
-  "content":{"type": "array", "items": {"type": "object", "required": ["type"]}},
-  "stop_reason":{"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]},
-  "stop_sequence":{"type": ["string", "null"]},
-  "usage":{"type": "object", "required": ["input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"]}}},
- "ResponsesRequest":{"type": "object", "required": ["input"],"properties":{
-  "model":{"type": ["string", "null"]},
-  "temperature":{"type": ["number", "null"], "minimum": 0, "maximum": 2},
-  "top_p":{"type": ["number", "null"], "minimum": 0, "maximum": 1},
-  "min_p":{"type": ["number", "null"], "minimum": 0, "maximum": 1},
-  "top_k":{"type": ["integer", "null"], "minimum": -1, "maximum": 2147483647},
-  "seed":{"type": ["integer", "null"], "minimum": -9223372036854775808, "maximum": 9223372036854775807},
-  "presence_penalty":{"type": ["number", "null"], "minimum": -2, "maximum": 2},
-  "frequency_penalty":{"type": ["number", "null"], "minimum": -2, "maximum": 2},
-  "repetition_penalty":{"type": ["number", "null"], "minimum": 0.01, "maximum": 100},
-  "logit_bias":{"type": ["object", "null"], "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}},
-  "min_tokens":{"type": ["integer", "null"], "minimum": 0, "maximum": 2147483647},
-  "ignore_eos":{"type": ["boolean", "null"]},
-  "stop_token_ids":{"type": ["array", "null"], "items": {"type": "integer", "minimum": 0}, "maxItems": 64},
-  "skip_special_tokens":{"type": ["boolean", "null"]},
-  "include_stop_str_in_output":{"type": ["boolean", "null"]},
-  "stream":{"type": ["boolean", "null"]},
-  "cache_salt":{"type": ["string", "null"]},
-  "priority":{"type": ["string", "integer", "null"]},
-  "input":{"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "maxItems": 4096, "items": {"type": "object"}}]},
-  "instructions":{"type": ["string", "null"]},
-  "previous_response_id":{"type": ["string", "null"]},
-  "store":{"type": ["boolean", "null"]},
-  "max_output_tokens":{"type": ["integer", "null"], "minimum": 1, "maximum": 2147483647},
-  "metadata":{"type": ["object", "null"], "additionalProperties": {"type": "string"}, "maxProperties": 16},
-  "user":{"type": ["string", "null"]},
-  "text":{"type": ["object", "null"]},
-  "reasoning":{"type": ["object", "null"]},
-  "include":{"type": ["array", "null"], "items": {"type": "string"}},
-  "background":{"enum": [false, null]},
-  "truncation":{"enum": ["disabled", null]}}},
- "Response":{"type": "object", "required": ["id", "object", "created_at", "status", "model", "output", "usage", "error"],"properties":{
-  "id":{"type": "string"},
-  "object":{"const": "response"},
-  "status":{"enum": ["completed", "incomplete"]},
-  "output":{"type": "array", "items": {"type": "object", "required": ["type"]}},
-  "usage":{"type": "object", "required": ["input_tokens", "output_tokens", "total_tokens"]}}},
- "EmbeddingsRequest":{"type": "object", "required": ["input"],"properties":{
-  "input":{"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}, {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}, {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}, "minItems": 1}]},
-  "model":{"type": ["string", "null"]},
-  "encoding_format":{"enum": ["float", "base64", null]},
-  "dimensions":{"type": ["integer", "null"], "minimum": 1, "maximum": 65536},
-  "user":{"type": ["string", "null"]}}},
- "Embeddings":{"type": "object", "required": ["object", "data", "model", "usage"],"properties":{
-  "object":{"const": "list"},
-  "data":{"type": "array", "items": {"type": "object", "required": ["object", "index", "embedding"], "properties": {"object": {"const": "embedding"}, "index": {"type": "integer"}, "embedding": {"type": ["array", "string"]}}}}}},
- "Model":{"type": "object", "required": ["id", "object", "created", "owned_by"],"properties":{
-  "id":{"type": "string"},
-  "object":{"const": "model"},
-  "created":{"type": "integer"}}}}}
-})json";
+  static const std::string* made = new std::string(document());
+  return *made;
 }
 
 }  // namespace sluice
