@@ -7,6 +7,11 @@
 
 namespace sluice {
 
+HttpHeaders headers_of(const GenerationOptions& options) {
+  if (options.ignored.empty()) return {};
+  return {{"X-Sluice-Ignored", fmt::format("{}", fmt::join(options.ignored, ", "))}};
+}
+
 RequestBounds bounds_of(const ApiCall& call) {
   RequestBounds bounds;
   bounds.vocab = call.model.engine().info().spec.vocab;

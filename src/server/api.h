@@ -60,6 +60,8 @@ HttpResponse count_message_tokens(std::string_view body, const ApiCall& call);
 HttpResponse requests_page(const HttpRequest& request, const RequestLog& log, const ApiKeys& keys);
 
 // Shared steps of the generation APIs.
+// X-Sluice-Ignored, where there is something to say.
+HttpHeaders headers_of(const GenerationOptions& options);
 RequestBounds bounds_of(const ApiCall& call);
 // 404 where the client names another model than the one that is served.
 ApiFailure check_model(const GenerationOptions& options, const ApiCall& call);

@@ -245,6 +245,7 @@ HttpResponse apply_template(std::string_view body, const ApiCall& call) {
   std::string prompt;
   if (ApiFailure failure = render_prompt(*request, call, prompt)) return error_response(*failure);
   HttpResponse response;
+  response.headers = headers_of(request->options);
   JsonWriter w(response.body);
   w.begin_object().key("prompt").string(prompt).end_object();
   return response;

@@ -20,8 +20,17 @@ struct EmbeddingsRequest {
 
 using Bounds = RequestBounds;
 
-Status refuse(JsonView, EmbeddingsRequest&, const Bounds&) {
-  return Error{ErrorCode::kUnsupported, "has no meaning for embeddings; leave it out.", ""};
+// What says how text is generated says nothing about a vector.
+Status check_names(JsonView root) {
+  Status status;
+  root.each_member([&](std::string_view name, JsonView value) {
+    const bool means_something = name == "model" || name == "priority" || name == "cache_salt";
+    if (is_shared_member(name) && !means_something && !value.is_null())
+      status =
+          Error{ErrorCode::kUnsupported, "has no meaning for embeddings; leave it out.", std::string(name)};
+    return status.ok();
+  });
+  return status;
 }
 
 Status read_encoding(JsonView value, EmbeddingsRequest& r, const Bounds&) {
@@ -36,13 +45,6 @@ constexpr Member<EmbeddingsRequest> kMembers[] = {
     {"encoding_format", read_encoding},
     {"dimensions",
      [](JsonView v, EmbeddingsRequest& r, const Bounds&) { return read_integer(v, 1, 1 << 16, r.dimensions); }},
-    {"stream", refuse},
-    {"stream_options", refuse},
-    {"n", refuse},
-    {"max_tokens", refuse},
-    {"stop", refuse},
-    {"logit_bias", refuse},
-    {"return_token_ids", refuse},
 };
 
 std::string base64_of(const std::vector<float>& values) {
@@ -122,6 +124,7 @@ ApiFailure prepare_embeddings(std::string_view body, const ApiCall& call, Prepar
   auto document = JsonDocument::parse(body);
   if (!document.ok()) return api_error(document.error());
   EmbeddingsRequest request;
+  if (Status status = check_names(document->root()); !status.ok()) return api_error(status.error());
   if (Status status = read_members<EmbeddingsRequest>(document->root(), kMembers, request, bounds_of(call));
       !status.ok())
     return api_error(status.error());

@@ -224,6 +224,7 @@ HttpResponse count_message_tokens(std::string_view body, const ApiCall& call) {
   GenerationPlan plan;
   if (ApiFailure failure = plan_chat(*request, call, {}, plan)) return error_response(*failure);
   HttpResponse response;
+  response.headers = headers_of(plan.options);
   JsonWriter w(response.body);
   w.begin_object().key("input_tokens").integer(int64_t(plan.prompts.front().ids.size())).end_object();
   return response;

@@ -374,6 +374,10 @@ std::optional<Status> read_shared_member(std::string_view name, JsonView value, 
   return std::nullopt;
 }
 
+bool is_shared_member(std::string_view name) {
+  return std::any_of(std::begin(kShared), std::end(kShared), [&](const auto& m) { return m.name == name; });
+}
+
 // The header takes what is surely a name; anything else is counted only.
 void note_ignored(std::string_view name, Options& options) {
   const bool plain = std::all_of(name.begin(), name.end(), [](char c) {

@@ -87,6 +87,8 @@ Status each_message(JsonView messages, const std::function<Status(JsonView, cons
 // One member shared by the generation APIs. Unset: not one of these.
 std::optional<Status> read_shared_member(std::string_view name, JsonView value, GenerationOptions& options,
                                          const RequestBounds& bounds);
+// Whether it is one of these.
+bool is_shared_member(std::string_view name);
 // A member that no API here can honour. Unset: unknown, and already counted. What is ignored is noted in
 // `options`.
 std::optional<Status> refuse_member(std::string_view name, JsonView value, GenerationOptions& options);

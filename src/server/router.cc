@@ -344,8 +344,8 @@ void Router::finish_job(const std::shared_ptr<TextJob>& job) {
   try {
     if (job->failure) return respond(job->exchange, error_response(*job->failure), job->caller);
     if (job->route.prepare == nullptr) return respond(job->exchange, std::move(job->response), job->caller);
-    if (const auto& ignored = job->prepared.plan.options.ignored; !ignored.empty())
-      job->exchange->add_header("X-Sluice-Ignored", fmt::format("{}", fmt::join(ignored, ", ")));
+    for (const auto& [name, value] : headers_of(job->prepared.plan.options))
+      job->exchange->add_header(name, value);
     Generation::start(job->exchange, job->call.model, std::move(job->prepared.plan),
                       std::move(job->prepared.format));
   } catch (const std::exception& e) {
