@@ -22,9 +22,13 @@ ModelCost cost_of(const ModelSpec& spec, const LayerGroups& groups, const Weight
   cost.weight_bytes = weights.bytes_per_token();
   cost.kv_bytes_per_token =
       2 * size_t(kv.layers_per_group) * size_t(kv.kv_heads) * size_t(kv.head_dim) * dtype_size(kv.dtype);
-  for (const LayerWeights& w : weights.layers)
-    for (const Weight* m : {&w.qkv, &w.o, &w.gate_up, &w.down})
-      cost.flops_per_token += 2.0 * double(m->rows) * double(m->cols);
+  const auto product = [](const Weight& w) { return 2.0 * double(w.rows) * double(w.cols); };
+  for (const LayerWeights& w : weights.layers) {
+    for (const Weight* m : {&w.qkv, &w.o, &w.gate_up, &w.down, &w.router}) cost.flops_per_token += product(*m);
+    if (!w.experts.empty())
+      cost.flops_per_token +=
+          spec.experts_per_token * (product(w.experts[0].gate_up) + product(w.experts[0].down));
+  }
   cost.flops_per_logit_row = 2.0 * spec.vocab * spec.hidden;
   cost.flops_per_attended = 4.0 * groups.layers_per_group * spec.heads * spec.head_dim;
   return cost;
@@ -64,6 +68,7 @@ Status check_device(const Backend& backend, const ModelSpec& spec, const EngineC
                         .heads = spec.heads,
                         .kv_heads = spec.kv_heads,
                         .head_dim = spec.head_dim,
+                        .experts = spec.experts,
                         .block_tokens = settled.block_tokens,
                         .step_tokens = std::max(settled.step_tokens, settled.max_sequences),
                         .max_sequences = settled.max_sequences});

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "model/formats/gguf_builder.h"
 #include "model/formats/rows.h"
@@ -88,11 +89,15 @@ TEST_F(Folder, OpensEveryFamily) {
 }
 
 TEST_F(Folder, OtherModelsAreRefusedByName) {
-  for (const char* tiny : {"mixtral-moe", "qwen3moe"}) {
-    copy(tiny);
-    EXPECT_THAT(refusal(), AllOf(HasSubstr("model_type"), HasSubstr("supported: gemma2, gemma3, llama")))
-        << tiny;
-  }
+  copy("llama-tied");
+  replace("config.json", "\"llama\"", "\"bloom\"");
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("model_type"), HasSubstr("supported: gemma2, gemma3, llama")));
+  copy("qwen3moe");
+  replace("config.json", "\"mlp_only_layers\": []", "\"mlp_only_layers\": [1]");
+  EXPECT_THAT(refusal(), HasSubstr("'mlp_only_layers': layers without experts are not supported"));
+  copy("mixtral-moe");
+  replace("config.json", "\"num_experts_per_tok\": 2", "\"num_experts_per_tok\": 5");
+  EXPECT_THAT(refusal(), HasSubstr("a token cannot have 5 of 4 experts"));
 }
 
 TEST_F(Folder, QuantizedLayersAreReadOrRefusedByName) {
@@ -239,9 +244,15 @@ std::string to_gguf(const Checkpoint& from, const std::string& arch, bool interl
       .u32(key("attention.value_length"), uint32_t(s.head_dim));
   b.u32(key("context_length"), uint32_t(s.context)).f32(key("attention.layer_norm_rms_epsilon"), s.norm_eps);
   b.f32(key("rope.freq_base"), s.rope.base);
+  if (s.experts) {
+    b.u32(key("expert_count"), uint32_t(s.experts))
+        .u32(key("expert_used_count"), uint32_t(s.experts_per_token));
+    b.u32(key("expert_feed_forward_length"), uint32_t(s.ffn));
+  }
   if (s.window) b.u32(key("attention.sliding_window"), uint32_t(s.window));
   if (!s.windowed.empty()) b.array<uint8_t>(key("attention.sliding_window_pattern"), 7, s.windowed);
   DecodedRow scratch;
+  std::map<std::string, std::vector<float>> stacked;  // of a layer's experts, one after the other
   for (const Slot& slot : slots_of(s)) {
     const auto rows = from.rows(slot.name);
     std::vector<float> values(size_t(slot.rows * slot.cols));
@@ -254,6 +265,15 @@ std::string to_gguf(const Checkpoint& from, const std::string& arch, bool interl
     }
     std::vector<uint64_t> dimensions{uint64_t(slot.cols)};
     if (slot.matrix) dimensions.push_back(uint64_t(slot.rows));
+    if (const ExpertPlace expert = expert_place(place.rest); expert.expert >= 0) {
+      const std::string name =
+          "blk." + std::to_string(place.layer) + "." + std::string(expert.matrix) + "_exps.weight";
+      std::vector<float>& all = stacked[name];
+      all.insert(all.end(), values.begin(), values.end());
+      dimensions.push_back(uint64_t(s.experts));
+      if (expert.expert + 1 == s.experts) b.tensor_f32(name, dimensions, all);
+      continue;
+    }
     b.tensor_f32(slot.name, dimensions, values);
   }
   if (!divisors.empty()) b.tensor_f32("rope_freqs.weight", {divisors.size()}, divisors);
@@ -295,7 +315,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Twin{"llama-tied", "llama", true}, Twin{"llama-untied-llama3rope", "llama", true},
                     Twin{"mistral-window", "llama", true}, Twin{"qwen2-bias-tied", "qwen2", false},
                     Twin{"qwen3-qknorm", "qwen3", false}, Twin{"gemma3-local-global", "gemma3", false},
-                    Twin{"phi3-fused", "phi3", false}),
+                    Twin{"phi3-fused", "phi3", false}, Twin{"mixtral-moe", "llama", true},
+                    Twin{"qwen3moe", "qwen3moe", false}),
     [](const auto& info) {
       std::string name = info.param.tiny;
       std::replace(name.begin(), name.end(), '-', '_');

@@ -20,12 +20,17 @@ Decoder::Decoder(const ModelSpec& spec, const LayerGroups& groups, const Weights
   };
   const DType a = backend.activation_dtype();
   const int64_t t = max_tokens, q = int64_t(spec.heads) * spec.head_dim;
+  // Rows of the feed-forward: with experts, a row of the step is as many.
+  const int64_t k = spec.experts_per_token, rows = spec.experts > 0 ? t * k : t;
   const std::array wishes = {Wish{&hidden_, t, spec.hidden, a},
                              Wish{&normed_, t, spec.hidden, a},
                              Wish{&qkv_, t, spec.qkv_width(), a},
                              Wish{&attended_, t, q, a},
-                             Wish{&gate_up_, t, 2 * int64_t(spec.ffn), a},
-                             Wish{&gated_, t, spec.ffn, a},
+                             Wish{&gate_up_, rows, 2 * int64_t(spec.ffn), a},
+                             Wish{&gated_, rows, spec.ffn, a},
+                             Wish{&router_, spec.experts > 0 ? t : 0, spec.experts, a},
+                             Wish{&gathered_, spec.experts > 0 ? rows : 0, spec.hidden, a},
+                             Wish{&routing_, spec.experts > 0 ? t : 0, 4 * k, DType::i32},
                              Wish{&picked_, t, q, a},
                              Wish{&picked_hidden_, t, spec.hidden, a},
                              Wish{&logits_, max_logit_rows, spec.vocab, DType::f32}};
@@ -88,14 +93,35 @@ void Decoder::forward(const BatchInput& batch, const KvPool& kv) {
     backend_.linear({attended, w.o, nullptr, normed});
     backend_.add_rms_norm(
         {hidden, normed, w.post_attn_norm.as<float>(), w.ffn_norm.as<float>(), s.norm_eps, normed});
-    const Tensor gate_up = gate_up_.first_rows(normed.rows), gated = gated_.first_rows(normed.rows);
-    backend_.linear({normed, w.gate_up, nullptr, gate_up});
-    backend_.act_mul({gate_up, s.activation, gated});
-    backend_.linear({gated, w.down, nullptr, normed});
+    feed_forward(w, normed);
     const Buffer& next_norm = last ? weights_.final_norm : weights_.layers[size_t(layer) + 1].attn_norm;
     backend_.add_rms_norm(
         {hidden, normed, w.post_ffn_norm.as<float>(), next_norm.as<float>(), s.norm_eps, normed});
   }
+}
+
+// In place.
+void Decoder::feed_forward(const LayerWeights& w, const Tensor& normed) {
+  const int64_t rows = normed.rows;
+  if (spec_.experts == 0) {
+    const Tensor gate_up = gate_up_.first_rows(rows), gated = gated_.first_rows(rows);
+    backend_.linear({normed, w.gate_up, nullptr, gate_up});
+    backend_.act_mul({gate_up, spec_.activation, gated});
+    return backend_.linear({gated, w.down, nullptr, normed});
+  }
+  const Tensor router = router_.first_rows(rows);
+  backend_.linear({normed, w.router, nullptr, router});
+  backend_.experts({.x = normed,
+                    .router = router,
+                    .experts = w.experts,
+                    .per_token = spec_.experts_per_token,
+                    .normalised = spec_.experts_normalised,
+                    .activation = spec_.activation,
+                    .gathered = gathered_,
+                    .gate_up = gate_up_,
+                    .gated = gated_,
+                    .routing = routing_,
+                    .out = normed});
 }
 
 // After the last attention only rows whose logits are wanted matter: the rest of the layer runs on these alone.

@@ -38,6 +38,7 @@ class Decoder {
   size_t wanted_bytes() const { return wanted_bytes_; }  // the same, also where they could not be allocated
 
  private:
+  void feed_forward(const LayerWeights& w, const Tensor& normed);
   void pick_rows(const BatchInput& batch, Tensor& attended, Tensor& hidden, Tensor& normed);
 
   const ModelSpec& spec_;
@@ -48,7 +49,8 @@ class Decoder {
   int max_logit_rows_;
   size_t wanted_bytes_ = 0;
   Buffer arena_;
-  Tensor hidden_, normed_, qkv_, attended_, gate_up_, gated_, picked_, picked_hidden_, logits_;
+  Tensor hidden_, normed_, qkv_, attended_, gate_up_, gated_, router_, gathered_, routing_, picked_,
+      picked_hidden_, logits_;
 };
 
 }  // namespace sluice

@@ -139,17 +139,19 @@ TEST_P(Tiny, GreedyIdsAreTheReferences) {
   EXPECT_GT(compared, int(all.size() * steps) / 2);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Families, Tiny,
-    testing::Combine(testing::Values("ref", "cpu"),
-                     testing::Values("llama-tied", "llama-untied-llama3rope", "mistral-window",
-                                     "qwen2-bias-tied", "qwen3-qknorm", "gemma3-local-global", "gemma2-softcap",
-                                     "phi3-fused", "awq-g64", "gptq-g64", "gptq-actorder", "fp8-block128")),
-    [](const auto& info) {
-      std::string name = std::get<0>(info.param) + std::string("_") + std::get<1>(info.param);
-      std::replace(name.begin(), name.end(), '-', '_');
-      return name;
-    });
+INSTANTIATE_TEST_SUITE_P(Families, Tiny,
+                         testing::Combine(testing::Values("ref", "cpu"),
+                                          testing::Values("llama-tied", "llama-untied-llama3rope",
+                                                          "mistral-window", "qwen2-bias-tied", "qwen3-qknorm",
+                                                          "gemma3-local-global", "gemma2-softcap", "phi3-fused",
+                                                          "awq-g64", "gptq-g64", "gptq-actorder",
+                                                          "fp8-block128", "mixtral-moe", "qwen3moe")),
+                         [](const auto& info) {
+                           std::string name =
+                               std::get<0>(info.param) + std::string("_") + std::get<1>(info.param);
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 // A step in which nobody asks for logits still fills the cache.
 TEST(Decoder, AStepWithoutLogits) {

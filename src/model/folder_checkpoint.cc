@@ -127,9 +127,15 @@ class FolderCheckpoint final : public Checkpoint {
     if (slot == "output.weight")
       return prefix_ == "language_model.model." ? "language_model.lm_head.weight" : "lm_head.weight";
     const SlotPlace place = slot_place(slot);
+    const ExpertPlace expert = expert_place(place.rest);
+    const std::string rest =
+        expert.expert < 0 ? std::string(place.rest) : fmt::format("{}.*.weight", expert.matrix);
     for (const SlotName& n : family_->layer_names) {
-      if (place.layer >= 0 && n.slot == place.rest)
-        return fmt::format("{}layers.{}.{}", prefix, place.layer, n.hugging_face);
+      if (place.layer < 0 || n.slot != rest) continue;
+      std::string name(n.hugging_face);
+      if (const size_t star = name.find('*'); star != std::string::npos)
+        name.replace(star, 1, std::to_string(expert.expert));
+      return fmt::format("{}layers.{}.{}", prefix, place.layer, name);
     }
     return {};
   }

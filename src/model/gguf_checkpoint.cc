@@ -44,9 +44,12 @@ class GgufCheckpoint final : public Checkpoint {
   }
 
   std::unique_ptr<RowSource> rows(std::string_view slot) const override {
-    const GgufTensor* t = file_->tensor(slot);
+    const Stored stored = find(slot);
+    const GgufTensor* t = stored.tensor;
     if (!t || !t->type->readable()) return nullptr;
-    return make_rows(*t->type, t->data, t->rows(), t->cols());
+    if (stored.expert < 0) return make_rows(*t->type, t->data, t->rows(), t->cols());
+    const size_t rows = size_t(t->rows()) / size_t(spec_.experts), bytes = rows * t->type->row_bytes(t->cols());
+    return make_rows(*t->type, t->data.subspan(size_t(stored.expert) * bytes, bytes), int64_t(rows), t->cols());
   }
 
   // The converter of llama-like models stores q and k with element 2i next to 2i + 1 where the rotation pairs i
@@ -70,7 +73,9 @@ class GgufCheckpoint final : public Checkpoint {
   }
 
   void release(std::string_view slot) const override {
-    if (const GgufTensor* t = file_->tensor(slot)) file_->release(*t);
+    const Stored stored = find(slot);
+    const bool more = stored.expert >= 0 && stored.expert + 1 < spec_.experts;  // of the same tensor to come
+    if (stored.tensor && !more) file_->release(*stored.tensor);
   }
   const GgufFile* gguf() const override { return file_.get(); }
   Result<std::string> side_file(std::string_view name) const override {
@@ -78,6 +83,19 @@ class GgufCheckpoint final : public Checkpoint {
   }
 
  private:
+  // A slot's tensor. Newer files hold the experts of a layer in one tensor, [E, rows, columns].
+  struct Stored {
+    const GgufTensor* tensor = nullptr;
+    int expert = -1;  // which of the tensor's, or -1: all of it
+  };
+  Stored find(std::string_view slot) const {
+    if (const GgufTensor* whole = file_->tensor(slot)) return {whole, -1};
+    const SlotPlace place = slot_place(slot);
+    const ExpertPlace expert = expert_place(place.rest);
+    if (place.layer < 0 || expert.expert < 0) return {};
+    return {file_->tensor(fmt::format("blk.{}.{}_exps.weight", place.layer, expert.matrix)), expert.expert};
+  }
+
   Status read_numbers() {
     const std::optional<std::string_view> name = file_->string("general.architecture");
     if (!name) {
@@ -105,16 +123,18 @@ class GgufCheckpoint final : public Checkpoint {
                                path(), tokens, spec_.vocab)};
     }
     for (const Slot& slot : slots_of(spec_)) {
-      const GgufTensor* t = file_->tensor(slot.name);
+      const Stored stored = find(slot.name);
+      const GgufTensor* t = stored.tensor;
       if (!t) {
         return Error{ErrorCode::kCorrupt,
                      fmt::format("{}: tensor {} is missing; the file is incomplete or of another architecture",
                                  path(), shown(slot.name))};
       }
-      if (Status s = check_slot_tensor(path(), t->name, slot, shape_of(*t), t->type->readable(), t->type->name);
-          !s)
+      std::vector<int64_t> shape = shape_of(*t);
+      if (stored.expert >= 0 && shape.size() == 3 && shape[0] == spec_.experts) shape.erase(shape.begin());
+      if (Status s = check_slot_tensor(path(), t->name, slot, shape, t->type->readable(), t->type->name); !s)
         return s;
-      known.push_back(slot.name);
+      known.emplace_back(t->name);
     }
     if (Status s = check_frequencies(); !s) return s;
     return refuse_unknown(std::move(known));

@@ -26,9 +26,17 @@ std::vector<Slot> slots_of(const ModelSpec& s) {
     matrix("attn_output.weight", c, q);
     if (s.post_norms) vector("post_attention_norm.weight", c);
     vector("ffn_norm.weight", c);
-    if (!s.fused_projections) matrix("ffn_gate.weight", f, c);
-    matrix("ffn_up.weight", s.fused_projections ? 2 * f : f, c);  // fused: gate, then up
-    matrix("ffn_down.weight", c, f);
+    if (s.experts > 0) matrix("ffn_gate_inp.weight", s.experts, c);
+    for (int e = 0; e < s.experts; e++) {
+      const std::string expert = "." + std::to_string(e) + ".weight";
+      matrix(("ffn_gate" + expert).c_str(), f, c), matrix(("ffn_up" + expert).c_str(), f, c);
+      matrix(("ffn_down" + expert).c_str(), c, f);
+    }
+    if (s.experts == 0) {
+      if (!s.fused_projections) matrix("ffn_gate.weight", f, c);
+      matrix("ffn_up.weight", s.fused_projections ? 2 * f : f, c);  // fused: gate, then up
+      matrix("ffn_down.weight", c, f);
+    }
     if (s.post_norms) vector("post_ffw_norm.weight", c);
   }
   out.push_back({"output_norm.weight", 1, c, false});
@@ -46,6 +54,15 @@ SlotPlace slot_place(std::string_view slot) {
     return {-1, slot};
   place.rest = after.substr(size_t(end - after.data()) + 1);
   return place;
+}
+
+ExpertPlace expert_place(std::string_view rest) {
+  const size_t dot = rest.find('.');
+  if (dot == std::string_view::npos) return {rest, -1};
+  ExpertPlace place{rest.substr(0, dot), -1};
+  const auto [end, error] = std::from_chars(rest.data() + dot + 1, rest.data() + rest.size(), place.expert);
+  const bool whole = error == std::errc() && std::string_view(end, rest.data() + rest.size()) == ".weight";
+  return whole && place.expert >= 0 ? place : ExpertPlace{rest, -1};
 }
 
 }  // namespace sluice

@@ -16,7 +16,8 @@ struct Slot {
   bool matrix = true;  // false: kept as f32 on the device
 };
 
-// In the order in which they are loaded.
+// In the order in which they are loaded. Expert 5's tensors are called as the older GGUF files do:
+// "ffn_gate.5.weight".
 std::vector<Slot> slots_of(const ModelSpec& spec);
 
 // "blk.3.attn_q.weight" -> {3, "attn_q.weight"}; layer -1 for names outside of layers.
@@ -25,5 +26,12 @@ struct SlotPlace {
   std::string_view rest;
 };
 SlotPlace slot_place(std::string_view slot);
+
+// "ffn_gate.5.weight" -> {"ffn_gate", 5}; expert -1 for what belongs to none.
+struct ExpertPlace {
+  std::string_view matrix;
+  int expert = -1;
+};
+ExpertPlace expert_place(std::string_view rest);
 
 }  // namespace sluice

@@ -28,13 +28,16 @@ struct ModelSpec {
   std::string architecture;  // "llama", "qwen3", "gemma3": the family's file in model/families
   std::string name;          // from the file, for people
   int layers = 0;
-  int hidden = 0;    // C
-  int heads = 0;     // H
-  int kv_heads = 0;  // G
-  int head_dim = 0;  // D
-  int ffn = 0;       // F
-  int vocab = 0;     // V
-  int context = 0;   // tokens the model was trained for
+  int hidden = 0;                   // C
+  int heads = 0;                    // H
+  int kv_heads = 0;                 // G
+  int head_dim = 0;                 // D
+  int ffn = 0;                      // F; of one expert where there are several
+  int experts = 0;                  // E; 0: one feed-forward for all tokens
+  int experts_per_token = 0;        // K
+  bool experts_normalised = false;  // the weights of a token's experts sum to 1
+  int vocab = 0;                    // V
+  int context = 0;                  // tokens the model was trained for
   float norm_eps = 1e-5f;
   float attention_scale = 0;  // multiplies q·k; 1/sqrt(D) unless the family says otherwise
   float embedding_scale = 1;

@@ -20,6 +20,7 @@ class Loader {
 
   Result<Weights> run() {
     Weights w;
+    w.experts_per_token = spec_.experts_per_token;
     w.embedding = matrix({"token_embd.weight"});
     for (int layer = 0; layer < spec_.layers && ok(); layer++) w.layers.push_back(layer_weights(layer));
     w.final_norm = vector({"output_norm.weight"});
@@ -47,11 +48,25 @@ class Loader {
     w.o = matrix({"attn_output.weight"});
     if (spec_.post_norms) w.post_attn_norm = vector({"post_attention_norm.weight"});
     w.ffn_norm = vector({"ffn_norm.weight"});
-    w.gate_up =
-        spec_.fused_projections ? matrix({"ffn_up.weight"}) : matrix({"ffn_gate.weight", "ffn_up.weight"});
-    w.down = matrix({"ffn_down.weight"});
+    if (spec_.experts > 0) {
+      w.router = matrix({"ffn_gate_inp.weight"});
+      for (int e = 0; e < spec_.experts && ok(); e++) w.experts.push_back(expert_weights(e));
+    } else {
+      w.gate_up =
+          spec_.fused_projections ? matrix({"ffn_up.weight"}) : matrix({"ffn_gate.weight", "ffn_up.weight"});
+      w.down = matrix({"ffn_down.weight"});
+    }
     if (spec_.post_norms) w.post_ffn_norm = vector({"post_ffw_norm.weight"});
     layer_ = -1;
+    return w;
+  }
+
+  ExpertWeights expert_weights(int expert) {
+    const auto name = [&](const char* matrix) { return fmt::format("{}.{}.weight", matrix, expert); };
+    const std::string gate = name("ffn_gate"), up = name("ffn_up"), down = name("ffn_down");
+    ExpertWeights w;
+    w.gate_up = matrix({gate.c_str(), up.c_str()});
+    if (ok()) w.down = matrix({down.c_str()});
     return w;
   }
 
@@ -151,7 +166,8 @@ class Loader {
 size_t Weights::bytes() const {
   size_t n = embedding.bytes() + head.bytes() + final_norm.bytes() + inv_freq.bytes() + local_inv_freq.bytes();
   for (const LayerWeights& l : layers) {
-    for (const Weight* w : {&l.qkv, &l.o, &l.gate_up, &l.down}) n += w->bytes();
+    for (const Weight* w : {&l.qkv, &l.o, &l.gate_up, &l.down, &l.router}) n += w->bytes();
+    for (const ExpertWeights& e : l.experts) n += e.gate_up.bytes() + e.down.bytes();
     for (const Buffer* b :
          {&l.attn_norm, &l.qkv_bias, &l.q_norm, &l.k_norm, &l.post_attn_norm, &l.ffn_norm, &l.post_ffn_norm}) {
       n += b->bytes();
@@ -160,7 +176,14 @@ size_t Weights::bytes() const {
   return n;
 }
 
-size_t Weights::bytes_per_token() const { return head.rows ? bytes() - embedding.bytes() : bytes(); }
+size_t Weights::bytes_per_token() const {
+  size_t n = head.rows ? bytes() - embedding.bytes() : bytes();
+  for (const LayerWeights& l : layers) {
+    for (size_t e = size_t(experts_per_token); e < l.experts.size(); e++)
+      n -= l.experts[e].gate_up.bytes() + l.experts[e].down.bytes();
+  }
+  return n;
+}
 
 Result<Weights> load_weights(const Checkpoint& checkpoint, const ModelSpec& spec, Backend& backend,
                              const LoadProgress& progress) {

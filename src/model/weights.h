@@ -15,16 +15,18 @@ namespace sluice {
 
 // Vectors stay f32 in device memory.
 struct LayerWeights {
-  Buffer attn_norm;       // [C]
-  Weight qkv;             // [(H + 2G) * D, C]
-  Buffer qkv_bias;        // [(H + 2G) * D] or empty
-  Buffer q_norm, k_norm;  // [D] or empty
-  Weight o;               // [C, H * D]
-  Buffer post_attn_norm;  // [C] or empty
-  Buffer ffn_norm;        // [C]
-  Weight gate_up;         // [2F, C]
-  Weight down;            // [C, F]
-  Buffer post_ffn_norm;   // [C] or empty
+  Buffer attn_norm;                    // [C]
+  Weight qkv;                          // [(H + 2G) * D, C]
+  Buffer qkv_bias;                     // [(H + 2G) * D] or empty
+  Buffer q_norm, k_norm;               // [D] or empty
+  Weight o;                            // [C, H * D]
+  Buffer post_attn_norm;               // [C] or empty
+  Buffer ffn_norm;                     // [C]
+  Weight gate_up;                      // [2F, C], or empty where there are experts
+  Weight down;                         // [C, F], likewise
+  Weight router;                       // [E, C], or empty where there are none
+  std::vector<ExpertWeights> experts;  // [E]
+  Buffer post_ffn_norm;                // [C] or empty
 };
 
 struct Weights {
@@ -32,13 +34,15 @@ struct Weights {
   Weight head;        // [V, C]; empty where the head is tied to the embedding
   Buffer final_norm;  // [C]
   std::vector<LayerWeights> layers;
+  int experts_per_token = 0;
   Buffer inv_freq;        // [rotary / 2]
   Buffer local_inv_freq;  // [rotary / 2] or empty
 
   const Weight& output() const { return head.rows ? head : embedding; }
   size_t bytes() const;  // all of it, as packed
-  size_t bytes_per_token()
-      const;  // read to decode one token: all but the embedding table, unless it is the head
+  // Read to decode one token: all but the embedding table, unless it is the head, and of a layer's experts only
+  // as many as one token has.
+  size_t bytes_per_token() const;
 };
 
 // Progress of a load: weights (numbers, not bytes) done of all. Called from the loading thread.

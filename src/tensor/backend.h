@@ -162,6 +162,31 @@ struct ActMulArgs {
   Tensor out;  // [T, F] = act(gate) * up
 };
 
+inline constexpr int kMaxExperts = 512;
+
+// The feed-forward of one expert.
+struct ExpertWeights {
+  Weight gate_up;  // [2F, C]
+  Weight down;     // [C, F]
+};
+
+// A mixture of experts: each row goes through the K experts that its router likes best, and their outputs are
+// summed by weight. `normalised`: the chosen experts' weights sum to 1 (softmax over the chosen), else they are
+// what they are in the softmax over all. Source: the Mixtral and Qwen3 reports.
+struct ExpertsArgs {
+  Tensor x;                                // [T, C]
+  Tensor router;                           // [T, E] logits
+  std::span<const ExpertWeights> experts;  // [E]
+  int per_token;                           // K
+  bool normalised;
+  Activation activation;
+  Tensor gathered;  // scratch [T * K, C]
+  Tensor gate_up;   // scratch [T * K, 2F]
+  Tensor gated;     // scratch [T * K, F]
+  Tensor routing;   // scratch i32 [T, 4K]
+  Tensor out;       // [T, C]; may be x
+};
+
 // One row's wishes for the next token. Plain data in host memory; the lists stay alive until the step is done.
 struct SampleRow {
   int slot =
@@ -252,6 +277,7 @@ struct DeviceNeeds {
   int ffn = 0;     // F
   int vocab = 0;   // V
   int heads = 0, kv_heads = 0, head_dim = 0;
+  int experts = 0;  // 0: one feed-forward for all rows
   int block_tokens = 0;
   int step_tokens = 0;  // T at most
   int max_sequences = 0;
@@ -315,6 +341,7 @@ class Backend {
   virtual void rope_store_kv(const RopeStoreArgs& a) = 0;
   virtual void attention(const AttentionArgs& a) = 0;
   virtual void act_mul(const ActMulArgs& a) = 0;
+  virtual void experts(const ExpertsArgs& a);  // the body serves backends whose calls have done their work
   virtual void gather_rows(const Tensor& x, const int32_t* index,
                            const Tensor& out) = 0;  // out[i] = x[index[i]]
   virtual void sample(const SampleArgs& a) = 0;

@@ -49,13 +49,18 @@ void read_gguf_sizes(const GgufFile& file, Numbers& n, ModelSpec& spec) {
   spec.context = n.integer("context_length", kMinContext, kMaxContext);
   spec.norm_eps = n.real("attention.layer_norm_rms_epsilon", kMinEpsilon, kMaxEpsilon);
   spec.window = n.integer("attention.sliding_window", 0, kMaxContext, 0);
-  if (n.integer("expert_count", 0, 1 << 20, 0) > 0) {
-    n.refuse("expert_count", "mixtures of experts are not supported yet");
-  }
   const GgufTensor* embedding = file.tensor("token_embd.weight");
   spec.vocab = embedding && embedding->rows() <= kMaxVocab ? int(embedding->rows())
                                                            : n.integer("vocab_size", 1, kMaxVocab);
   spec.tied_head = file.tensor("output.weight") == nullptr;
+}
+
+void read_gguf_experts(Numbers& n, ModelSpec& spec) {
+  spec.experts = n.integer("expert_count", 0, kMaxExperts, 0);
+  if (spec.experts == 0) return;
+  spec.experts_per_token = n.integer("expert_used_count", 1, kMaxExperts);
+  spec.experts_normalised = true;
+  spec.ffn = n.integer("expert_feed_forward_length", 1, kMaxFfn, spec.ffn);
 }
 
 RopeSpec read_gguf_rope(Numbers& n, float default_base) {

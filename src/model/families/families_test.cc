@@ -186,7 +186,7 @@ TEST(Families, RefusedByKey) {
 
   EXPECT_THAT(error_of(from_gguf(kLlama, header("llama", 8, 3))), HasSubstr("8 heads cannot share 3"));
   EXPECT_THAT(error_of(from_gguf(kLlama, header("llama", 0))), HasSubstr("'llama.attention.head_count': 0"));
-  EXPECT_THAT(error_of(from_gguf(kLlama, header("llama").u32("llama.expert_count", 8))), HasSubstr("experts"));
+  EXPECT_THAT(error_of(from_gguf(kQwen2, header("qwen2").u32("qwen2.expert_count", 8))), HasSubstr("experts"));
   EXPECT_THAT(error_of(from_gguf(kLlama, header("llama").text("llama.rope.scaling.type", "yarn"))),
               HasSubstr("'yarn'"));
   EXPECT_THAT(error_of(from_gguf(kLlama, header("llama").u32("llama.rope.dimension_count", 10))),

@@ -7,7 +7,8 @@
 namespace sluice {
 
 std::span<const Family* const> families() {
-  static constexpr const Family* kAll[] = {&kGemma2, &kGemma3, &kLlama, &kMistral, &kPhi3, &kQwen2, &kQwen3};
+  static constexpr const Family* kAll[] = {&kGemma2, &kGemma3, &kLlama, &kMistral, &kMixtral,
+                                           &kPhi3,   &kQwen2,  &kQwen3, &kQwen3Moe};
   return kAll;
 }
 
@@ -27,6 +28,8 @@ Status check_spec(const ModelSpec& s, const std::string& path) {
   }
   if (s.heads % s.kv_heads != 0)
     return fail(fmt::format("{} heads cannot share {} key/value heads evenly", s.heads, s.kv_heads));
+  if (s.experts > 0 && (s.experts_per_token < 1 || s.experts_per_token > s.experts))
+    return fail(fmt::format("a token cannot have {} of {} experts", s.experts_per_token, s.experts));
   const auto rope = [&](const RopeSpec& r) {
     return r.rotary >= 0 && r.rotary <= s.head_dim && r.rotary % 2 == 0;
   };
@@ -68,6 +71,8 @@ Result<ModelSpec> read_gguf_spec(const Family& family, const GgufFile& file) {
   Numbers n(file, file.path(), std::string(family.gguf_architecture) + ".");
   read_gguf_sizes(file, n, spec);
   family.read_gguf(file, n, spec);
+  if (spec.experts == 0 && n.integer("expert_count", 0, 1 << 20, 0) > 0)
+    n.refuse("expert_count", "mixtures of experts are not supported in this family");
   return finish(family, n, std::move(spec), file.path());
 }
 

@@ -13,7 +13,7 @@
 namespace sluice {
 
 // A slot (GGUF's name, `blk.N.` left out for a layer's) and the Hugging Face name of the same tensor
-// (`layers.N.` and the `model.` before it left out).
+// (`layers.N.` and the `model.` before it left out). An asterisk stands for an expert's number.
 struct SlotName {
   std::string_view slot;
   std::string_view hugging_face;
@@ -32,7 +32,7 @@ struct Family {
 
 std::span<const Family* const> families();
 
-extern const Family kGemma2, kGemma3, kLlama, kMistral, kPhi3, kQwen2, kQwen3;
+extern const Family kGemma2, kGemma3, kLlama, kMistral, kMixtral, kPhi3, kQwen2, kQwen3, kQwen3Moe;
 
 // "gemma3, llama, …" for the message that refuses another.
 std::string supported_families();
@@ -67,6 +67,9 @@ void read_config_sizes(Numbers& n, const ConfigDefaults& defaults, ModelSpec& sp
 // with `scaling_section` ("rope_theta", "rope_scaling").
 RopeSpec read_config_rope(Numbers& n, const std::string& section, const std::string& base_key,
                           const std::string& scaling_section, float default_base);
+// expert_count and the like; every token's experts are weighted to sum to 1, as llama.cpp has it for these
+// families.
+void read_gguf_experts(Numbers& n, ModelSpec& spec);
 // layer_types -> spec.windowed; false if the key is absent.
 bool read_layer_types(Numbers& n, ModelSpec& spec);
 // Biases that the decoder has no place for.

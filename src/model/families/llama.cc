@@ -6,9 +6,10 @@ namespace sluice {
 namespace {
 
 // GGUF: Llama 3's frequency scaling comes as a tensor (rope_freqs.weight, divisors of the frequencies), which
-// load_weights applies. Mistral's older models are published under this name too, with a window.
+// load_weights applies. Mistral's older models are published under this name too, with a window, and Mixtral.
 void read_gguf(const GgufFile& file, Numbers& n, ModelSpec& spec) {
   spec.rope = read_gguf_rope(n, 10000);
+  read_gguf_experts(n, spec);
   spec.qkv_bias = file.tensor("blk.0.attn_q.bias") != nullptr;
 }
 
