@@ -83,7 +83,7 @@ Result<KvSize> size_kv(const KvWish& wish) {
   const size_t allowed = budget(wish) / wish.block_bytes;
   const size_t blocks = std::min(wish.kv_bytes ? allowed : std::min(want.blocks, allowed), kMostBlocks);
 
-  KvSize size{.layout = layout, .blocks = int(blocks)};
+  KvSize size{.layout = layout, .blocks = int(blocks), .reason = {}};
   size.layout.max_length = blocks >= one_longest ? layout.max_length : longest_context(layout, blocks);
   if (size.layout.max_length < std::min(kMinContext, layout.max_length)) return too_small(wish);
   const char* decided = wish.kv_bytes           ? "as configured"
