@@ -1,6 +1,8 @@
 """The binary's commands: exit status, one line on stderr, JSON shapes."""
+import http.server
 import json
 import subprocess
+import threading
 
 import pytest
 
@@ -143,6 +145,44 @@ def test_bench_serve_has_the_promised_shape(smollm2, mode):
         assert set(result[spread]) == {"p50", "p95", "p99", "mean"}
         assert 0 <= result[spread]["p50"] <= result[spread]["p99"]
     assert result["qps"] > 0 and result["output_tok_s"] > 0
+
+
+class EverySecondFails(http.server.BaseHTTPRequestHandler):
+    """An OpenAI-compatible server with a fault: completions 2, 4, … end with status 500."""
+    protocol_version = "HTTP/1.1"
+    asked = 0
+
+    def do_GET(self):
+        self.answer(200, "application/json", b'{"data":[{"id":"m"}]}')
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        type(self).asked += 1
+        if type(self).asked % 2:
+            self.answer(200, "text/event-stream", b'data: {"choices":[{"text":"a"}]}\n\ndata: [DONE]\n\n')
+        else:
+            self.answer(500, "application/json", b'{"error":{"message":"a fault"}}')
+
+    def answer(self, status, kind, body):
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_bench_serve_fails_when_a_request_did():
+    with http.server.HTTPServer(("127.0.0.1", 0), EverySecondFails) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        done = run_sluice("bench", "serve", "--url", f"http://127.0.0.1:{server.server_port}", "--concurrency", "1", "--requests", "5",
+                          "--no-keep-alive", "--json")
+        server.shutdown()
+    assert json.loads(done.stdout)["failed"] == 3
+    assert done.returncode == 1
+    assert done.stderr == 'sluice: 3 of 5 requests failed; the first: HTTP 500: {"error":{"message":"a fault"}}\n'
 
 
 def test_bench_serve_without_a_server_fails_in_one_line():

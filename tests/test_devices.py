@@ -28,6 +28,18 @@ def test_a_made_up_model_serves(start):
     assert server.stop()[0] == 0
 
 
+def test_the_null_model_answers_each_api_at_once(start):
+    server = start("--dummy=null")
+    chat = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 3, "temperature": 0}
+    status, answer = server.post("/v1/chat/completions", chat)
+    assert status == 200 and answer["usage"]["completion_tokens"] == 3 and answer["choices"][0]["message"]["content"].count(" ") == 3
+    text = "".join(e["choices"][0]["delta"].get("content", "") for e in server.stream("/v1/chat/completions", chat).events() if e != "[DONE]")
+    assert text == answer["choices"][0]["message"]["content"]
+    held = {**chat, "max_tokens": 200, "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["left", "right"]}}}}
+    assert json.loads(server.post("/v1/chat/completions", held)[1]["choices"][0]["message"]["content"]) in ("left", "right")
+    assert server.stop()[0] == 0
+
+
 def test_load_on_a_made_up_model(start):
     server = start("--dummy=smollm2-135m:int8", "--max-sequences", "4")
     done = run_sluice("bench", "serve", "--url", server.url, "--concurrency", "4", "--requests", "8", "--input-tokens", "20",

@@ -198,7 +198,9 @@ int bench_serve(const BenchServeOptions& options) {
       fmt::print("\n{}", *table);
     }
   }
-  return summary.completed > 0 ? 0 : failure("no request completed: " + summary.first_error);
+  if (summary.failed == 0) return 0;
+  return failure(fmt::format("{} of {} requests failed; the first: {}", summary.failed, outcomes->size(),
+                             summary.first_error));
 }
 
 }  // namespace sluice::cli

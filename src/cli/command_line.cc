@@ -105,7 +105,9 @@ void Parser::add_dummy(CLI::App* app) {
   app->add_option(
          "--dummy", dummy_,
          "Instead of MODEL, made-up weights of a shape: a name (smollm2-135m, qwen2.5-0.5b, llama-3.2-1b, "
-         "llama-3.2-3b, llama-3-8b, llama-3.1-8b, llama-3.1-70b, qwen3-8b) and a format (:int4 :int8 :bf16 "
+         "llama-3.2-3b, llama-3-8b, llama-3.1-8b, llama-3.1-70b, qwen3-8b; null computes nothing and answers "
+         "at "
+         "once) and a format (:int4 :int8 :bf16 "
          ":f16 :f32; default: bf16 with --device cuda[:N], else int4)")
       ->type_name("SHAPE");
 }

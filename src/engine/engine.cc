@@ -100,6 +100,16 @@ class EngineImpl final : public Engine {
   const StepLedger* step_ledger() const override { return &loop_.ledger(); }
 
   Result<std::shared_ptr<RequestStream>> submit(Request request, std::function<void()> notify) override {
+    auto stream = enqueue(std::move(request), std::move(notify));
+    if (stream) ring();
+    return stream;
+  }
+
+  void ring() override {
+    if (unheard_.exchange(false)) door_->bell.ring();
+  }
+
+  Result<std::shared_ptr<RequestStream>> enqueue(Request request, std::function<void()> notify) override {
     meters_.started.add();
     if (Status ok = check_request(request, info_); !ok) {
       meters_.rejected_invalid.add();
@@ -149,6 +159,7 @@ class EngineImpl final : public Engine {
     else if (request.sampling.prompt_top_logprobs >= 0)
       stream->prompt_logprobs_.reserve(request.prompt.size());
     loop_.hand_over(std::make_unique<LiveRequest>(std::move(request), info_.end_ids, stream, info_.spec.vocab));
+    unheard_.store(true);
     return stream;
   }
 
@@ -186,8 +197,9 @@ class EngineImpl final : public Engine {
   EngineMeters meters_;
   std::unique_ptr<StepRunner> runner_;
   std::shared_ptr<EngineDoor> door_;
-  const int lane_places_;  // of a lane's own at the door, however many others there are
-  Policy policy_;          // as last handed to the loop
+  std::atomic<bool> unheard_{false};  // handed over since the bell was last rung
+  const int lane_places_;             // of a lane's own at the door, however many others there are
+  Policy policy_;                     // as last handed to the loop
   StepLoop loop_;
   std::thread thread_;  // last: it uses all of the above
 };

@@ -151,6 +151,12 @@ class Engine {
   // dry; it must be quick, must not block and must not call back into the stream. Errors: kInvalidArgument
   // (field named), kResourceExhausted (queue full), kUnavailable (draining).
   virtual Result<std::shared_ptr<RequestStream>> submit(Request request, std::function<void()> notify) = 0;
+  // The same, but the engine need not look at it before ring() is called: who hands over many requests in one
+  // go wakes its thread once, and finds them in one step.
+  virtual Result<std::shared_ptr<RequestStream>> enqueue(Request request, std::function<void()> notify) {
+    return submit(std::move(request), std::move(notify));
+  }
+  virtual void ring() {}
 
   // Replaces all that may change while running (Policy in sched/scheduler.h) by what is set in `config`, from
   // the next step on; nothing that runs or waits is lost. One caller at a time. The change in words, empty:

@@ -4,7 +4,9 @@
 
 #include "engine/make_engine.h"
 #include "engine/model_text.h"
+#include "engine/null_engine.h"
 #include "model/checkpoint.h"
+#include "model/dummy_checkpoint.h"
 #include "model/weights.h"
 
 namespace sluice {
@@ -47,10 +49,25 @@ std::vector<int32_t> end_ids_of(const ServedModelImpl& model) {
   return ids;
 }
 
+Result<std::unique_ptr<Engine>> computing_engine(ServedModelImpl& model, const Checkpoint& checkpoint,
+                                                 const EngineConfig& config, const LoadListener& tell) {
+  tell("weights", 0);
+  auto weights = load_weights(checkpoint, model.spec_, *model.backend_, [&](size_t done, size_t total) {
+    tell("weights", total ? double(done) / double(total) : 1);
+  });
+  if (!weights) return std::move(weights).error();
+  model.weights_ = std::move(*weights);
+
+  tell("kv", 0);
+  return make_engine({model.spec_, model.weights_, *model.backend_, end_ids_of(model),
+                      [&](double share) { tell("warm-up", share); }},
+                     config);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<ServedModel>> load_model(const LoadOptions& options, const LoadListener& listener) {
-  const auto tell = [&](const char* phase, double fraction) {
+  const LoadListener tell = [&](const std::string& phase, double fraction) {
     if (listener) listener(phase, fraction);
   };
   auto model = std::make_unique<ServedModelImpl>();
@@ -63,10 +80,13 @@ Result<std::unique_ptr<ServedModel>> load_model(const LoadOptions& options, cons
   if (Status fits = check_context(options.engine, model->spec_, options.path); !fits)
     return std::move(fits).error();
 
-  // What the device cannot run should not cost a load.
-  auto backend = backend_for(model->spec_, options.engine, options.device, options.cpu);
-  if (!backend) return std::move(backend).error();
-  model->backend_ = std::move(*backend);
+  const bool null = model->spec_.architecture == kNullArchitecture;
+  if (!null) {
+    // What the device cannot run should not cost a load.
+    auto backend = backend_for(model->spec_, options.engine, options.device, options.cpu);
+    if (!backend) return std::move(backend).error();
+    model->backend_ = std::move(*backend);
+  }
 
   tell("tokenizer", 0);
   auto text = load_text(**checkpoint, options.chat_template_file);
@@ -75,17 +95,8 @@ Result<std::unique_ptr<ServedModel>> load_model(const LoadOptions& options, cons
   model->tokenizer_ = std::move(text->tokenizer);
   model->template_ = std::move(text->chat_template);
 
-  tell("weights", 0);
-  auto weights = load_weights(**checkpoint, model->spec_, *model->backend_, [&](size_t done, size_t total) {
-    tell("weights", total ? double(done) / double(total) : 1);
-  });
-  if (!weights) return std::move(weights).error();
-  model->weights_ = std::move(*weights);
-
-  tell("kv", 0);
-  auto engine = make_engine({model->spec_, model->weights_, *model->backend_, end_ids_of(*model),
-                             [&](double share) { tell("warm-up", share); }},
-                            options.engine);
+  auto engine = null ? make_null_engine(model->spec_, end_ids_of(*model), options.engine)
+                     : computing_engine(*model, **checkpoint, options.engine, tell);
   if (!engine) return std::move(engine).error();
   model->engine_ = std::move(*engine);
   model->grammars_ = std::make_unique<GrammarCompiler>(*model->tokenizer_, model->spec_.vocab,

@@ -37,7 +37,7 @@ class StepLoop {
   StepLoop(const StepLoopParts& parts, StepRunner& runner, EngineDoor& door, EngineMeters& meters);
   ~StepLoop();
 
-  // Any thread. The inbox has room for all that EngineDoor::queued admits.
+  // Any thread, which then rings the door's bell. The inbox has room for all that EngineDoor::queued admits.
   void hand_over(std::unique_ptr<LiveRequest> request);
 
   // Any thread. Taken up before the next plan. False: several wait already.

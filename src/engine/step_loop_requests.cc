@@ -53,7 +53,6 @@ StepLoop::~StepLoop() { CHECK(scheduler_.idle(), "the loop ended with requests i
 void StepLoop::hand_over(std::unique_ptr<LiveRequest> request) {
   LiveRequest* live = request.release();
   CHECK(inbox_.push(std::move(live)), "the door counts what is queued");
-  door_.bell.ring();
 }
 
 bool StepLoop::replace_policy(Policy policy) {

@@ -12,7 +12,7 @@
 namespace sluice {
 namespace {
 
-enum class Kind { llama, llama31, llama32, qwen2, qwen3 };
+enum class Kind { llama, llama31, llama32, qwen2, qwen3, null };
 
 struct Shape {
   const char* name;
@@ -31,11 +31,15 @@ constexpr Shape kShapes[] = {
     {"llama-3.1-8b", Kind::llama31, 32, 4096, 32, 8, 128, 14336, 128256, 131072, false},
     {"llama-3.1-70b", Kind::llama31, 80, 8192, 64, 8, 128, 28672, 128256, 131072, false},
     {"qwen3-8b", Kind::qwen3, 36, 4096, 32, 8, 128, 12288, 151936, 40960, false},
+    {"null", Kind::null, 1, 64, 1, 1, 64, 64, 32000, 8192, true},
 };
 
 ModelSpec spec_of(const Shape& s) {
   ModelSpec spec;
-  spec.architecture = s.kind == Kind::qwen2 ? "qwen2" : s.kind == Kind::qwen3 ? "qwen3" : "llama";
+  spec.architecture = s.kind == Kind::null    ? kNullArchitecture
+                      : s.kind == Kind::qwen2 ? "qwen2"
+                      : s.kind == Kind::qwen3 ? "qwen3"
+                                              : "llama";
   spec.name = std::string("dummy ") + s.name;
   spec.layers = s.layers, spec.hidden = s.hidden, spec.heads = s.heads, spec.kv_heads = s.kv_heads;
   spec.head_dim = s.head_dim, spec.ffn = s.ffn, spec.vocab = s.vocab, spec.context = s.context;
@@ -159,6 +163,10 @@ std::string tokenizer_json(int vocab) {
                R"("decoder":{"type":"ByteLevel"}})";
 }
 
+constexpr const char* kChatTemplate =
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}";
+
 class DummyCheckpoint final : public Checkpoint {
  public:
   DummyCheckpoint(const ModelSpec& spec, WeightFormat format, const std::string& shape)
@@ -186,6 +194,7 @@ class DummyCheckpoint final : public Checkpoint {
   const GgufFile* gguf() const override { return nullptr; }
   Result<std::string> side_file(std::string_view name) const override {
     if (name == "tokenizer.json") return tokenizer_json(spec_.vocab);
+    if (name == "chat_template.jinja") return std::string(kChatTemplate);
     return Error{ErrorCode::kNotFound, fmt::format("{}: has no file {}", path_, name)};
   }
 

@@ -42,17 +42,17 @@ void append_timings(JsonWriter& w, const Timings& t) {
   const auto rate = [](int n, double ms) { return ms > 0 ? 1000.0 * n / ms : 0.0; };
   const auto each = [](int n, double ms) { return n > 0 ? ms / n : 0.0; };
   w.key("timings").begin_object();
-  w.key("queue_ms").number(t.queue_ms);
+  w.key("queue_ms").thousandths(t.queue_ms);
   w.key("cache_n").integer(t.cache_n);
   w.key("prompt_n").integer(t.prompt_n);
-  w.key("prompt_ms").number(t.prompt_ms);
-  w.key("prompt_per_token_ms").number(each(t.prompt_n, t.prompt_ms));
-  w.key("prompt_per_second").number(rate(t.prompt_n, t.prompt_ms));
+  w.key("prompt_ms").thousandths(t.prompt_ms);
+  w.key("prompt_per_token_ms").thousandths(each(t.prompt_n, t.prompt_ms));
+  w.key("prompt_per_second").thousandths(rate(t.prompt_n, t.prompt_ms));
   w.key("predicted_n").integer(t.predicted_n);
-  w.key("predicted_ms").number(t.predicted_ms);
+  w.key("predicted_ms").thousandths(t.predicted_ms);
   // The first token is the prompt's: decoding made the others.
-  w.key("predicted_per_token_ms").number(each(t.predicted_n - 1, t.predicted_ms));
-  w.key("predicted_per_second").number(rate(t.predicted_n - 1, t.predicted_ms));
+  w.key("predicted_per_token_ms").thousandths(each(t.predicted_n - 1, t.predicted_ms));
+  w.key("predicted_per_second").thousandths(rate(t.predicted_n - 1, t.predicted_ms));
   w.end_object();
 }
 
@@ -73,8 +73,11 @@ std::string token_name(const Tokenizer& tokenizer, int32_t id, bool as_id) {
 std::string random_id() {
   static thread_local std::mt19937_64 engine{std::random_device{}()};
   static constexpr char kDigits[] = "abcdefghijklmnopqrstuvwxyz0123456789";
-  std::string out;
-  for (int i = 0; i < 24; ++i) out += kDigits[engine() % 36];
+  std::string out(24, ' ');
+  for (size_t at = 0; at < out.size();) {
+    uint64_t random = engine();  // worth 12 digits of 36
+    for (int i = 0; i < 12; ++i, random /= 36) out[at++] = kDigits[random % 36];
+  }
   return out;
 }
 

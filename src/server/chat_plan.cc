@@ -27,6 +27,8 @@ ApiFailure render_prompt(const ChatRequest& request, const ApiCall& call, std::s
   input.extra_json = request.template_arguments;
   input.add_generation_prompt = request.add_generation_prompt;
   input.continue_last_assistant = request.continue_final_message;
+  // Who salts the prefix cache does not want others to find out what was asked, by time or otherwise.
+  input.may_keep = request.options.cache_salt == decltype(request.options.cache_salt){};
   auto prompt = chat_template->render(input);
   if (!prompt.ok()) {
     Error error = prompt.error();

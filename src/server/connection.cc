@@ -224,6 +224,7 @@ void Connection::dispatch() {
   keep_alive_ = request.keep_alive && !loop_->shared.draining.load(std::memory_order_relaxed);
   head_only_ = request.method == "HEAD";
   version_10_ = request.version == 10;
+  loop_->note_work();
   loop_->shared.handler->handle(std::move(request), shared_from_this());
 }
 
@@ -447,7 +448,12 @@ void Connection::shut_down() {
 
 void Connection::wake() { loop_->wake(shared_from_this()); }
 
-void Connection::post(std::function<void()> work) { boost::asio::post(loop_->context, std::move(work)); }
+void Connection::post(std::function<void()> work) {
+  boost::asio::post(loop_->context, [loop = loop_, work = std::move(work)] {
+    loop->note_work();
+    work();
+  });
+}
 
 // A fault in one answer ends that connection, and nothing else.
 void Connection::run_wake() {

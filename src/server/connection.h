@@ -48,6 +48,7 @@ struct Loop : std::enable_shared_from_this<Loop> {
   void accept();
   void tick();
   void run_woken();
+  void note_work();  // something is being handled: turn_ended will be called behind what else is ready now
   void wake(std::shared_ptr<Connection> connection);  // any thread
   void close_all();
   const std::string& date();  // value of the Date header, made once a second
@@ -64,6 +65,7 @@ struct Loop : std::enable_shared_from_this<Loop> {
   std::atomic<Connection*> woken{nullptr};  // stack of those to wake, pushed by any thread
   std::atomic<bool> wake_posted{false};
   std::atomic<bool> stopped{false};
+  bool turn_noted = false;
   std::string date_text;
   int64_t date_second = 0;
 };

@@ -135,7 +135,7 @@ Status Generation::submit_all() {
   account_.open(plan_.log, account_head(), plan_.arrival);
   for (int p = 0; p < int(plan_.prompts.size()); ++p) {
     for (int k = 0; k < n; ++k) {
-      auto stream = model_.engine().submit(request_of(p, k), [exchange] { exchange->wake(); });
+      auto stream = model_.engine().enqueue(request_of(p, k), [exchange] { exchange->wake(); });
       if (!stream.ok()) return stream.error();
       Running running;
       running.stream = std::move(stream).value();

@@ -89,6 +89,9 @@ class HttpHandler {
   virtual void handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) = 0;
   // The answer for a request that broke HTTP itself (400, 408, 413, 431): body and content type.
   virtual HttpResponse protocol_error(int status, std::string_view message) = 0;
+  // On a connection's thread: a turn of its loop has ended in which `handle` or work that was posted ran. What
+  // is done once for many requests belongs here.
+  virtual void turn_ended() {}
   // An answer's status, once; 0: the client left before the answer had ended.
   virtual void answered(int status) = 0;
 };

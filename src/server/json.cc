@@ -2,6 +2,7 @@
 
 #include <simdjson.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -127,13 +128,25 @@ void JsonView::each_pair(PairCall call, void* context) const {
 std::string JsonView::text() const { return simdjson::minify(JsonBridge::element(*this)); }
 
 struct JsonDocument::Parser {
-  dom::parser parser;
+  std::unique_ptr<dom::parser> parser;
 };
 
-JsonDocument::JsonDocument() : parser_(new Parser) {}
+namespace {
+
+// A parser's buffers are a dozen allocations; a thread keeps one parser, as long as it is small.
+constexpr size_t kSpareParserBytes = 32 << 10;
+thread_local std::unique_ptr<dom::parser> spare_parser;
+
+}  // namespace
+
+JsonDocument::JsonDocument() : parser_(new Parser{std::move(spare_parser)}) {
+  if (!parser_->parser) parser_->parser = std::make_unique<dom::parser>();
+}
 JsonDocument::JsonDocument(JsonDocument&&) noexcept = default;
 JsonDocument& JsonDocument::operator=(JsonDocument&&) noexcept = default;
-JsonDocument::~JsonDocument() = default;
+JsonDocument::~JsonDocument() {
+  if (parser_ && parser_->parser->capacity() <= kSpareParserBytes) spare_parser = std::move(parser_->parser);
+}
 
 namespace {
 
@@ -162,8 +175,10 @@ Error parse_error(simdjson::error_code code, std::string_view text) {
 
 Result<JsonDocument> JsonDocument::parse(std::string_view text) {
   JsonDocument document;
-  dom::parser& parser = document.parser_->parser;
-  simdjson::error_code code = parser.allocate(text.size(), limits::kJsonDepth + 1);
+  dom::parser& parser = *document.parser_->parser;
+  simdjson::error_code code = simdjson::SUCCESS;
+  if (parser.capacity() < std::max<size_t>(text.size(), 1))
+    code = parser.allocate(std::max<size_t>(text.size(), 4096), limits::kJsonDepth + 1);
   dom::element root;
   if (!code) code = parser.parse(text.data(), text.size(), true).get(root);
   if (code) return parse_error(code, text);

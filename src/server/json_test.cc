@@ -134,6 +134,21 @@ TEST(JsonWriter, NumbersReadBackAndAreFinite) {
   EXPECT_EQ(std::stof(written(-1.2345678e-20f)), -1.2345678e-20f);
 }
 
+TEST(JsonWriter, ThousandthsAreRounded) {
+  const auto written = [](double v) {
+    std::string out;
+    JsonWriter(out).begin_array().thousandths(v).end_array();
+    return out;
+  };
+  EXPECT_EQ(written(0), "[0.000]");
+  EXPECT_EQ(written(0.0004), "[0.000]");
+  EXPECT_EQ(written(0.02952), "[0.030]");
+  EXPECT_EQ(written(-0.0015), "[-0.002]");
+  EXPECT_EQ(written(963666.2146), "[963666.215]");
+  EXPECT_EQ(written(1e18), "[1e+18]");
+  EXPECT_EQ(written(std::nan("")), "[-9999.0]");
+}
+
 TEST(HttpError, HasOpenAisShape) {
   const HttpResponse r = error_response(ApiError{{ErrorCode::kInvalidArgument, "Bad \xFF.", "n"}, ""});
   EXPECT_EQ(r.status, 400);

@@ -135,6 +135,18 @@ JsonWriter& JsonWriter::number(float value) {
   return *this;
 }
 
+JsonWriter& JsonWriter::thousandths(double value) {
+  constexpr double kMost = 1e15;  // beyond it a double has no three decimals
+  if (!(std::abs(value) < kMost)) return number(value);
+  separate();
+  const int64_t all = std::llround(value * 1000), whole = all / 1000, rest = std::abs(all % 1000);
+  if (all < 0 && whole == 0) out_ += '-';
+  append_finite(out_, whole);
+  const char decimals[] = {'.', char('0' + rest / 100), char('0' + rest / 10 % 10), char('0' + rest % 10)};
+  out_.append(decimals, sizeof decimals);
+  return *this;
+}
+
 JsonWriter& JsonWriter::boolean(bool value) {
   separate();
   out_ += value ? "true" : "false";

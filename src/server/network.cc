@@ -92,6 +92,16 @@ void Loop::run_woken() {
   }
 }
 
+void Loop::note_work() {
+  if (turn_noted) return;
+  turn_noted = true;
+  // Behind the handlers of all sockets that the last look found ready.
+  asio::post(context, [this] {
+    turn_noted = false;
+    shared.handler->turn_ended();
+  });
+}
+
 void Loop::close_all() {
   std::vector<std::shared_ptr<Connection>> all(connections.begin(), connections.end());
   for (const auto& c : all) c->left("server_stopped");

@@ -124,8 +124,8 @@ Router::Router(const ServerConfig& config, ApiKeys keys)
       grammar_pool_(limits::kGrammarThreads, limits::kGrammarQueue),
       started_(std::time(nullptr)) {
   // All series stand at zero from the first scrape on.
-  for (const Route& route : routes()) requests_counter(route.path);
-  requests_counter("other");
+  for (const Route& route : routes()) route_requests_.push_back(&requests_counter(route.path));
+  route_requests_.push_back(&requests_counter("other"));
   answers_counter(200);
   register_generation_meters();
   register_member_meters();
@@ -157,6 +157,11 @@ HttpResponse Router::protocol_error(int status, std::string_view message) {
 
 void Router::answered(int status) { answers_counter(status).add(); }
 
+// The engine hears of the requests of one turn together.
+void Router::turn_ended() {
+  if (ServedModel* model = model_.load(std::memory_order_acquire)) model->engine().ring();
+}
+
 void Router::respond(const std::shared_ptr<HttpExchange>& exchange, HttpResponse response,
                      const Caller& caller) {
   style_error(response, caller.style, caller.id);
@@ -175,7 +180,7 @@ void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExcha
     allow += std::string(allow.empty() ? "" : ", ") + std::string(route.method) +
              (route.method == "GET" ? ", HEAD" : "");
   }
-  requests_counter(found != nullptr ? found->path : std::string_view("other")).add();
+  route_requests_[found ? size_t(found - routes().data()) : routes().size()]->add();
   if (found == nullptr) return answer_unrouted(request, allow, exchange, caller);
   if (!keys_.empty()) caller.tenant = uint32_t(keys_.find(request));
   if (!found->open && !keys_.empty() && caller.tenant == 0) {

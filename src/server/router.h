@@ -26,6 +26,7 @@ class Router final : public HttpHandler {
   void handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override;
   HttpResponse protocol_error(int status, std::string_view message) override;
   void answered(int status) override;
+  void turn_ended() override;
 
   // Any thread.
   void set_loading(const std::string& phase, double fraction);
@@ -92,7 +93,8 @@ class Router final : public HttpHandler {
   TextPool grammar_pool_;  // apart: a compile may take seconds
   std::atomic<ServedModel*> model_{nullptr};
   std::atomic<bool> draining_{false};
-  const int64_t started_;  // Unix seconds
+  const int64_t started_;                 // Unix seconds
+  std::vector<Counter*> route_requests_;  // of each route, and at the end of what has none
   mutable std::mutex loading_mutex_;
   std::string loading_phase_ = "starting";  // guarded by loading_mutex_
   double loading_fraction_ = 0;             // guarded by loading_mutex_

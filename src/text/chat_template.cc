@@ -6,6 +6,7 @@
 #include "jinja/parser.h"
 #include "jinja/runtime.h"
 #include "json.h"
+#include "text/render_cache.h"
 #include "text/template_guard.h"
 #include "text/utf8.h"
 
@@ -128,10 +129,13 @@ class ChatTemplate::Impl {
   std::string probe_one(common_json message) const;
   Status adapt_message(common_json& message) const;
   Result<common_json> variables(const ChatTemplateInput& input, std::string& open_end) const;
+  Result<std::string> render_anew(const ChatTemplateInput& input) const;
 
   jinja::program program_;
   std::vector<std::string> globals_;
   bool knows_developer_ = false;
+  bool tells_time_ = false;  // the same input does not always give the same prompt
+  mutable RenderCache cache_;
 };
 
 Status ChatTemplate::Impl::parse(std::string source) {
@@ -143,6 +147,7 @@ Status ChatTemplate::Impl::parse(std::string source) {
   }
   source_ = without_carriage_returns(std::move(source));
   knows_developer_ = source_.find("developer") != source_.npos;
+  tells_time_ = source_.find("strftime_now") != source_.npos;
   try {
     jinja::lexer lexer;
     const jinja::lexer_result tokens = lexer.tokenize(source_);
@@ -299,6 +304,18 @@ Result<std::string> ChatTemplate::Impl::render(const ChatTemplateInput& input) c
     return Error{ErrorCode::kTooLarge,
                  fmt::format("messages of {} bytes (limit {})", bytes, limits_.input_bytes), "messages"};
   }
+  if (tells_time_ || !input.may_keep || bytes > RenderCache::kEntryBytes) return render_anew(input);
+  // Lengths first: no two inputs read alike.
+  const std::string key = fmt::format(
+      "{} {} {} {}\n{}{}{}", input.messages_json.size(), input.tools_json.size(), input.add_generation_prompt,
+      input.continue_last_assistant, input.messages_json, input.tools_json, input.extra_json);
+  if (std::optional<std::string> kept = cache_.find(key)) return std::move(*kept);
+  Result<std::string> made = render_anew(input);
+  if (made) cache_.add(key, *made);
+  return made;
+}
+
+Result<std::string> ChatTemplate::Impl::render_anew(const ChatTemplateInput& input) const {
   try {
     std::string open_end;
     Result<common_json> given = variables(input, open_end);

@@ -29,6 +29,7 @@ struct ChatTemplateInput {
   bool add_generation_prompt = true;
   // A last message of the assistant is left open, to be continued: the prompt ends with its content.
   bool continue_last_assistant = true;
+  bool may_keep = true;  // the prompt may be kept for when the same input comes again (render_cache.h)
 };
 
 class ChatTemplate {

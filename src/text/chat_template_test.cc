@@ -257,6 +257,36 @@ TEST(ChatTemplate, OutputAndInputAreBounded) {
   EXPECT_EQ(chat->render({.messages_json = std::string(101, ' ')}).error().code, ErrorCode::kTooLarge);
 }
 
+TEST(ChatTemplate, WhatIsKeptIsToldApartByAllThatMakesAPrompt) {
+  const ChatTemplate chat = must_create(
+      "{% for m in messages %}[{{ m.content }}]{% endfor %}{{ x }}{% if tools %}T{{ tools|length }}{% endif %}"
+      "{% if add_generation_prompt %}>{% endif %}");
+  const std::string user = R"([{"role":"user","content":"a"}])", other = R"([{"role":"user","content":"b"}])",
+                    open = R"([{"role":"assistant","content":"a"}])";
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_EQ(*chat.render({.messages_json = user}), "[a]>");
+    EXPECT_EQ(*chat.render({.messages_json = other}), "[b]>");
+    EXPECT_EQ(*chat.render({.messages_json = user, .add_generation_prompt = false}), "[a]");
+    EXPECT_EQ(*chat.render({.messages_json = user, .tools_json = "[1,2]"}), "[a]T2>");
+    EXPECT_EQ(*chat.render({.messages_json = user, .extra_json = R"({"x":5})"}), "[a]5>");
+    EXPECT_EQ(*chat.render({.messages_json = open}), ">a");
+    EXPECT_EQ(*chat.render({.messages_json = open, .continue_last_assistant = false}), "[a]>");
+    EXPECT_FALSE(chat.render({.messages_json = "[1]"}).ok());
+  }
+}
+
+TEST(ChatTemplate, MorePromptsThanAreKeptAreAllRight) {
+  const ChatTemplate chat = must_create("{% for m in messages %}{{ m.content }}{% endfor %}");
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < 200; ++i) {
+      const std::string messages = R"([{"role":"user","content":")" + std::to_string(i) + R"("}])";
+      ASSERT_EQ(*chat.render({.messages_json = messages}), std::to_string(i));
+    }
+    const std::string large(40'000, 'x');
+    ASSERT_EQ(*chat.render({.messages_json = R"([{"role":"user","content":")" + large + R"("}])"}), large);
+  }
+}
+
 TEST(ChatTemplate, RendersFromManyThreads) {
   const ChatTemplate chat = must_create(read_file(case_path("chat/gemma3-it/template.jinja")));
   const std::string messages =

@@ -37,7 +37,8 @@ class SamplerTest : public testing::Test {
                          .max_sequences = 256,
                          .max_context = 4096,
                          .vocab = vocab,
-                         .max_logit_rows = max_rows};
+                         .max_logit_rows = max_rows,
+                         .kv = {}};
     ASSERT_TRUE(sampler_->reserve(shape, context(), backend_).ok());
     results_ = backend_.alloc_host(512 * sizeof(SampleResult));
     last_ids_.emplace(upload(std::vector<int32_t>(kSlotsOfIds, kUntouched)));
