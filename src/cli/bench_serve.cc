@@ -111,6 +111,7 @@ LoadSummary summarize(const std::vector<Outcome>& outcomes, bool open_loop) {
     }
     ++s.completed;
     s.tokens += o.tokens();
+    s.events += int64_t(o.events.size());
     ttft.push_back(ms(o.events.front() - o.sent));
     e2e.push_back(ms(o.end - o.sent));
     for (size_t i = 1; i < o.events.size(); ++i) itl.push_back(ms(o.events[i] - o.events[i - 1]));
@@ -187,6 +188,7 @@ int bench_serve(const BenchServeOptions& options) {
     JsonWriter out(json);
     out.begin_object();
     write_members(out, summary);
+    out.key("events").integer(summary.events);
     if (options.attribution) out.key("attribution").raw(attribution);
     out.end_object();
     fmt::print("{}\n", json);

@@ -23,6 +23,7 @@ struct LoadSummary {
   Spread sent_late;       // ms, of an open loop that is driven for real: how far its client fell behind
   size_t completed = 0, failed = 0;
   int64_t tokens = 0;  // generated
+  int64_t events = 0;  // that brought them, where they were streamed: several tokens may come in one
   std::string first_error;
 
   double qps() const { return double(completed) / wall_s; }

@@ -145,8 +145,10 @@ void StepLoop::commit(Step& step, size_t index, TimeNs now) {
     step.record.discarded += 1;
     const int32_t ignored = step.results_of(index).back().id;
     scheduler_.land(entry, ignored, FinishReason::none, now);
+    // Read first: an answer that is over cannot be followed by the ignored token, which is no failure of it.
+    const FinishReason why = live.answer->failed.load() ? FinishReason::failed : FinishReason::stop;
     ask_for_mask(live, ignored);  // a step behind this one may wait for it
-    return end_without_token(live, live.answer->failed.load() ? FinishReason::failed : FinishReason::stop, now);
+    return end_without_token(live, why, now);
   }
   account(live, entry);
   const auto results = step.results_of(index);
