@@ -117,6 +117,11 @@ Status read_step(const JsonView& object, RecordedSteps& out) {
   const auto pairs = object.find("prompt_pairs");
   record.prompt_pairs = pairs ? pairs->number().value_or(NAN) : NAN;
   if (!(record.prompt_pairs >= 0)) return wrong("\"prompt_pairs\" must be a number of at least 0");
+  if (object.find("prompt_context_tokens")) {  // older files have none
+    const auto tokens = count(object, "prompt_context_tokens");
+    if (!tokens) return tokens.error();
+    record.prompt_context_tokens = *tokens;
+  }
   if (record.execute_ns == 0 || record.tokens == 0) return wrong("\"execute_ns\" and \"tokens\" must not be 0");
   out.steps.push_back(record);
   return {};
@@ -134,6 +139,7 @@ StepWork RecordedSteps::work(const StepRecord& record) const {
   work.context_tokens = record.context_tokens;
   work.kv_read_tokens = record.kv_read_bytes / std::max<int64_t>(1, server.kv_bytes_per_token);
   work.prompt_pairs = record.prompt_pairs;
+  work.prompt_context_tokens = record.prompt_context_tokens;
   return work;
 }
 
@@ -158,6 +164,7 @@ void append_recorded_step(std::string& line, const StepRecord& record) {
   for (const Field& field : kFields)
     out.key(field.name).integer(field.narrow ? record.*field.narrow : record.*field.wide);
   out.key("prompt_pairs").number(record.prompt_pairs);
+  out.key("prompt_context_tokens").integer(record.prompt_context_tokens);
   out.end_object();
   line += '\n';
 }

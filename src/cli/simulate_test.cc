@@ -92,6 +92,7 @@ StepRecord some_step(int64_t number) {
   StepRecord r;
   r.step = number, r.tokens = 12, r.sequences = 4, r.one_token_sequences = 3, r.execute_ns = 5'000'000 + number;
   r.context_tokens = 100, r.kv_read_bytes = 100 * 64, r.prompt_pairs = 45, r.logit_rows = 4;
+  r.prompt_context_tokens = 700;
   return r;
 }
 RecordedServer some_server() {
@@ -122,6 +123,17 @@ TEST(RecordedSteps, AreReadAsTheyWereWritten) {
   const StepWork work = read->work(read->steps[0]);
   EXPECT_EQ(work.prompt_rows(), 9);
   EXPECT_EQ(work.kv_read_tokens, 100);
+  EXPECT_EQ(work.prompt_context_tokens, 700);
+}
+
+TEST(RecordedSteps, OlderFilesSayNothingOfContextsBeforeChunks) {
+  std::string text = recorded_header(some_server());
+  append_recorded_step(text, some_step(1));
+  const std::string added = ",\"prompt_context_tokens\":700";
+  text.erase(text.find(added), added.size());
+  const Result<RecordedSteps> read = parse_recorded_steps(text, "f");
+  ASSERT_TRUE(read.ok()) << read.error().message;
+  EXPECT_EQ(read->work(read->steps[0]).prompt_context_tokens, 0);
 }
 
 TEST(RecordedSteps, BadLinesAreNamedByNumber) {

@@ -26,6 +26,7 @@ struct Card {
 constexpr Card kH200 = {{.read_bytes_s = 4.56e12,
                          .matrix_flops_s = 7.0e14,
                          .attention_flops_s = 5.0e14,
+                         .tile_rows = 64,
                          .kv_read_share = 0.86,
                          .layer_s = 18e-6,
                          .step_s = 20e-6},

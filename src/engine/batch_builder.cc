@@ -260,6 +260,7 @@ void BatchBuilder::count_work(Step& step) const {
   record.longest_context = work.longest_context;
   record.context_tokens = work.context_tokens;
   record.prompt_pairs = work.prompt_pairs;
+  record.prompt_context_tokens = work.prompt_context_tokens;
   record.weight_bytes = int64_t(cost_.weight_bytes);
   record.kv_read_bytes = work.kv_read_tokens * int64_t(cost_.kv_bytes_per_token);
   record.kv_write_bytes = int64_t(step.plan.tokens) * layout_.groups() * int64_t(cost_.kv_bytes_per_token);

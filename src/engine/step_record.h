@@ -62,8 +62,10 @@ struct StepRecord {
   // Work as counted from shapes, not measured.
   int64_t weight_bytes = 0, kv_read_bytes = 0, kv_write_bytes = 0;
   double flops = 0;
-  double prompt_pairs =
-      0;  // (row, cached token) pairs of sequences with several rows, summed over layer groups
+  // Of sequences with several rows, summed over layer groups: (row, cached token) pairs; cached tokens in front
+  // of these rows.
+  double prompt_pairs = 0;
+  int64_t prompt_context_tokens = 0;
 };
 static_assert(std::is_trivially_copyable_v<StepRecord>);
 

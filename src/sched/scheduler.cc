@@ -10,6 +10,13 @@
 namespace sluice {
 namespace {
 
+// Of what a chunk's context costs: where that takes most of the time that an automatic budget leaves to
+// prompts, some is added for rows, since a prompt that paid for all of its keys with every few rows would
+// hardly get on.
+constexpr double kContextAndRows = 1.25;
+// Devices take rows in tiles. Behind a long context a tile begun costs nearly what a full one does, mostly
+// keys: chunks are of whole ones there, or of less than one.
+constexpr int kTileRows = 64, kLongContext = 8192;
 constexpr int kLeastChunk = 8;  // tokens: below, a step's overhead is all that a prompt would pay for
 // A step of lane batch alone: so long at most does someone of another lane wait who comes just then.
 constexpr double kLongestBatchStepNs = 16e6;
@@ -228,6 +235,8 @@ bool Scheduler::expects_others(const Sequence& s) const {
 int Scheduler::grant(const PlanState& state, const Sequence& s) const {
   const int most = std::min(s.wanted(), state.tokens);
   double time = state.prompt_time;
+  if (policy_.target_itl_ns == 0 && state.prompts == 0)
+    time = std::max(time, kContextAndRows * step_time_.prompt_context(s.planned));
   const bool bounded = contended(state, s.lane());
   if (bounded) {
     if (credit_[size_t(s.lane())] <= 0) return 0;
@@ -236,7 +245,8 @@ int Scheduler::grant(const PlanState& state, const Sequence& s) const {
     const double spent = spent_so_far(state);
     time = std::min(time, std::max(kLongestBatchStepNs - spent, 0.7 * spent));
   }
-  const int count = step_time_.prompt_tokens(time, s.planned, most);
+  int count = step_time_.prompt_tokens(time, s.planned, most);
+  if (s.planned >= kLongContext && count > kTileRows && count < most) count -= count % kTileRows;
   if (count >= std::min(kLeastChunk, most)) return count;
   return bounded || state.prompts == 0 ? std::min(kLeastChunk, most) : 0;
 }

@@ -13,7 +13,7 @@ constexpr double kRidge = 0.02;
 }  // namespace
 
 StepTime::Terms StepTime::terms_of(const StepPlan& plan) {
-  Terms x{1, 0, 0, 0, 0};
+  Terms x{1, 0, 0, 0, 0, 0};
   for (const PlanEntry& e : plan.entries) {
     if (e.count == 1) {
       x[1] += kUnit[1];
@@ -21,6 +21,7 @@ StepTime::Terms StepTime::terms_of(const StepPlan& plan) {
     } else {
       x[3] += kUnit[3] * e.count;
       x[4] += kUnit[4] * e.count * (e.first + e.count / 2.0);
+      x[5] += kUnit[5] * e.first;
     }
   }
   return x;
@@ -48,12 +49,30 @@ void StepTime::note(const StepPlan& plan, TimeNs took) {
   solve(kRidge * weight);
 }
 
-// (products + ridge · 1) theta = seen + ridge · theta before, by Cholesky's decomposition.
+// (products + ridge · 1) theta = seen + ridge · theta before, for those coefficients that do not come out below
+// zero. Each round leaves out the lowest, so there are at most as many as terms.
 void StepTime::solve(double ridge) {
+  Free free;
+  free.fill(true);
+  while (true) {
+    const Terms x = solved(free, ridge);
+    const auto lowest = std::min_element(x.begin(), x.end());
+    if (!(*lowest < 0)) {
+      theta_ = x;
+      return;
+    }
+    free[size_t(lowest - x.begin())] = false;
+  }
+}
+
+// By Cholesky's decomposition; 0 where not free.
+StepTime::Terms StepTime::solved(const Free& free, double ridge) const {
   std::array<Terms, kTerms> l{};
   Terms y{};
   for (size_t i = 0; i < kTerms; ++i) {
+    if (!free[i]) continue;
     for (size_t j = 0; j <= i; ++j) {
+      if (!free[j]) continue;
       double sum = products_[i][j] + (i == j ? ridge : 0);
       for (size_t k = 0; k < j; ++k) sum -= l[i][k] * l[j][k];
       l[i][j] = i == j ? std::sqrt(std::max(sum, ridge * 1e-6)) : sum / l[j][j];
@@ -63,10 +82,11 @@ void StepTime::solve(double ridge) {
     y[i] /= l[i][i];
   }
   for (size_t i = kTerms; i-- > 0;) {
+    if (!free[i]) continue;
     for (size_t k = i + 1; k < kTerms; ++k) y[i] -= l[k][i] * y[k];
     y[i] /= l[i][i];
   }
-  for (size_t i = 0; i < kTerms; ++i) theta_[i] = std::max(y[i], 0.0);
+  return y;
 }
 
 int StepTime::prompt_tokens(double time, int first, int most) const {
@@ -75,8 +95,10 @@ int StepTime::prompt_tokens(double time, int first, int most) const {
   most = std::min(most, std::max(kLeastSeen, 2 * longest_prompt_));
   if (prompt(first, most) <= time) return most;
   if (!known()) return int(time);
+  time -= prompt_context(first);
+  if (time <= 0) return 0;
   const double row = theta_[3] * kUnit[3], pair = theta_[4] * kUnit[4];
-  // pair/2 n² + (row + pair · first) n = time, for the positive n.
+  // pair/2 n² + (row + pair · first) n = time less the context's, for the positive n.
   const double slope = row + pair * first;
   const double root = std::sqrt(slope * slope + 2 * pair * time);
   return int(std::min(2 * time / (slope + root), double(most)));

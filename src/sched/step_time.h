@@ -2,13 +2,17 @@
 // shares of a step are reckoned with.
 //
 //   time = fixed + one-token sequences · a + their cached tokens · b + prompt rows · c + (row, cached token)
-//   pairs · d
+//   pairs · d + cached tokens in front of prompts' chunks · e
 //
-// Least squares with exponential forgetting, each step weighted by 1 / time² (errors count in per cent), never
-// below zero. What the last steps say nothing about (the cost of a prompt's rows, while none comes) stays as it
-// was learned: the solution is held to the one before by a small ridge. A time far off what was expected counts
-// as four times it, so one stall does not move anything, and a device that became slower is believed in a few
-// steps. Deterministic; owned by the engine thread; allocates nothing.
+// The last is what a chunk costs by its context, however few rows it has: a card computes attention in tiles of
+// rows, and walks all keys for a tile that is nearly empty.
+//
+// Least squares with exponential forgetting, each step weighted by 1 / time² (errors count in per cent), no
+// coefficient below zero: those that would be are left out, and the others fitted again. What the last steps
+// say nothing about (the cost of a prompt's rows, while none comes) stays as it was learned: the solution is
+// held to the one before by a small ridge. A time far off what was expected counts as four times it, so one
+// stall does not move anything, and a device that became slower is believed in a few steps. Deterministic;
+// owned by the engine thread; allocates nothing.
 #pragma once
 
 #include <array>
@@ -32,23 +36,29 @@ class StepTime {
     return known() ? theta_[1] * kUnit[1] + theta_[2] * kUnit[2] * context : 1;
   }
   double prompt(int first, int count) const {
-    return known() ? theta_[3] * kUnit[3] * count + theta_[4] * kUnit[4] * count * (first + count / 2.0)
+    return known() ? theta_[3] * kUnit[3] * count + theta_[4] * kUnit[4] * count * (first + count / 2.0) +
+                         prompt_context(first)
                    : count;
   }
+  // Of that, what any chunk from position `first` costs.
+  double prompt_context(int first) const { return known() ? theta_[5] * kUnit[5] * first : 0; }
   // Tokens of a prompt, from position `first`, that take `time` or less; `most` at most. Where time is a limit,
   // no more than twice what any step has had: a line through short prompts says little of long ones, and
   // streams would pay for the mistake.
   int prompt_tokens(double time, int first, int most) const;
 
  private:
-  static constexpr int kTerms = 5, kEnough = 4;
+  static constexpr int kTerms = 6, kEnough = 4;
   static constexpr int kLeastSeen = 64;  // rows
   // Makes the terms of an ordinary step about 1, so that one ridge suits all.
-  static constexpr std::array<double, kTerms> kUnit = {1, 1.0 / 16, 1.0 / 16384, 1.0 / 256, 1.0 / (256 * 2048)};
+  static constexpr std::array<double, kTerms> kUnit = {1,         1.0 / 16,           1.0 / 16384,
+                                                       1.0 / 256, 1.0 / (256 * 2048), 1.0 / 16384};
   using Terms = std::array<double, kTerms>;
+  using Free = std::array<bool, kTerms>;  // coefficients that are not held at zero
 
   static Terms terms_of(const StepPlan& plan);
   void solve(double ridge);
+  Terms solved(const Free& free, double ridge) const;
 
   std::array<Terms, kTerms> products_{};  // sums of x·xᵀ
   Terms seen_{};                          // sums of x·time

@@ -20,9 +20,9 @@ class Learning : public testing::Test {
     plan_.reset();
     for (int i = 0; i < streams; ++i) plan_.entries.push_back({nullptr, context, 1, true});
     if (chunk) plan_.entries.push_back({nullptr, first, chunk, false});
-    const double prompt = chunk * (kH200.prompt_row + kH200.pair * (first + chunk / 2.0));
+    const double prompt = chunk ? device_.prompt(first, chunk) : 0;
     return TimeNs(factor *
-                  (kH200.fixed + streams * (kH200.one_token + kH200.context * context) + (chunk ? prompt : 0)));
+                  (device_.fixed + streams * (device_.one_token + device_.context * context) + prompt));
   }
   void note(int streams, int context, int chunk, int first, double factor = 1) {
     const TimeNs took = step(streams, context, chunk, first, factor);
@@ -31,6 +31,7 @@ class Learning : public testing::Test {
   double expected(int streams, int context, int chunk, int first) const {
     return model_.fixed() + streams * model_.one_token(context) + model_.prompt(first, chunk);
   }
+  DeviceTimes device_ = kH200;
   StepPlan plan_;
   StepTime model_;
 };
@@ -82,6 +83,76 @@ TEST_F(Learning, TokensOfATimeAreThoseThatTakeIt) {
   EXPECT_EQ(model_.prompt_tokens(-1, 0, 100), 0);
   EXPECT_EQ(model_.prompt_tokens(1e12, 0, 100), 100);
   EXPECT_EQ(model_.prompt_tokens(std::numeric_limits<double>::infinity(), 0, 100), 100);
+}
+
+// A device that takes a chunk for as many rows as a tile has, so that it costs by its context.
+TEST_F(Learning, KnowsWhatAChunkCostsByItsContext) {
+  device_.tile_rows = 128;
+  std::mt19937 random(4);
+  for (int i = 0; i < 600; ++i) {
+    const int chunk = 8 + int(random() % 300), first = int(random() % 32000);
+    note(16, 600, i % 4 ? chunk : 0, first, 0.98 + 0.04 * double(random() % 1000) / 1000);
+  }
+  for (const int first : {500, 8000, 30000}) {
+    for (const int chunk : {32, 64, 250}) {
+      const double truth = double(step(16, 600, chunk, first));
+      EXPECT_NEAR(expected(16, 600, chunk, first), truth, 0.3 * truth) << chunk << " rows after " << first;
+    }
+    EXPECT_GT(model_.prompt_context(first), 0);
+    const double time = model_.prompt_context(first) + 3 * kMs;
+    const int tokens = model_.prompt_tokens(time, first, 256);
+    EXPECT_LE(model_.prompt(first, tokens), time);
+    EXPECT_GT(model_.prompt(first, tokens + 1), time);
+  }
+  EXPECT_EQ(model_.prompt_tokens(0.9 * model_.prompt_context(30000), 30000, 256), 0)
+      << "no time but for its keys";
+}
+
+// One prompt after the other, each in chunks of the same length: rows, pairs and contexts grow together, and
+// only their sum can be known. It is, wherever the next step lies near the last ones.
+TEST_F(Learning, TermsThatGrowTogetherGiveTheRightSum) {
+  for (const int tile_rows : {1, 128}) {
+    device_.tile_rows = tile_rows;
+    model_ = {};
+    for (int i = 0; i < 20; ++i) note(16, 600, i % 2 ? 100 : 0, 0);
+    for (int round = 0; round < 3; ++round)
+      for (int first = 0; first < 32000; first += 100) {
+        note(16, 600, 100, first);
+        if (first < 2000) continue;
+        const double truth = double(step(16, 600, 100, first + 200));
+        ASSERT_NEAR(expected(16, 600, 100, first + 200), truth, 0.05 * truth) << first;
+      }
+  }
+}
+
+// Whatever it is shown: no coefficient is negative or no number.
+TEST_F(Learning, StaysInBoundsWhateverTheTimes) {
+  std::mt19937 random(5);
+  const auto check = [&] {
+    for (const int first : {0, 1000, 100000}) {
+      ASSERT_TRUE(model_.fixed() >= 0 && model_.one_token(first) >= 0 && model_.prompt_context(first) >= 0);
+      ASSERT_GE(model_.prompt(first, 100), model_.prompt_context(first));
+      ASSERT_LT(model_.prompt(first, 100), 1e18);
+      const int tokens = model_.prompt_tokens(5 * kMs, first, 512);
+      ASSERT_TRUE(tokens >= 0 && tokens <= 512);
+    }
+  };
+  for (int i = 0; i < 3000; ++i) {  // times that have nothing to do with the work
+    plan_.reset();
+    for (int n = int(random() % 20); n > 0; --n)
+      plan_.entries.push_back({nullptr, int(random() % 100000), 1, true});
+    if (random() % 2)
+      plan_.entries.push_back({nullptr, int(random() % 100000), 2 + int(random() % 5000), false});
+    model_.note(plan_, TimeNs(1) << (random() % 50));
+    check();
+  }
+  model_ = {};
+  for (int i = 0; i < 2000; ++i) {  // always the same step
+    note(4, 100, 100, 1000);
+    check();
+  }
+  EXPECT_NEAR(expected(4, 100, 100, 1000), double(step(4, 100, 100, 1000)),
+              0.02 * double(step(4, 100, 100, 1000)));
 }
 
 TEST_F(Learning, DoesNotLeapFromShortPromptsToLongOnes) {
@@ -162,9 +233,20 @@ TEST(Streams, APromptAloneGetsWholeSteps) {
     server.submit({.at = i, .prompt = 512, .answer = 100});  // step times become known
   server.submit({.at = TimeNs(20e9), .prompt = prompt, .answer = 1});
   double alone = 0;
-  for (int first = 0; first < prompt; first += chunk)
-    alone += kH200.fixed + chunk * (kH200.prompt_row + kH200.pair * (first + chunk / 2.0));
+  for (int first = 0; first < prompt; first += chunk) alone += kH200.fixed + kH200.prompt(first, chunk);
   EXPECT_LE(double(server.run().back().latency()), 1.05 * alone);
+}
+
+// Where a chunk of any size takes more than an automatic budget has, by its context, a prompt gets on
+// nevertheless: not eight tokens at a time.
+TEST(Streams, APromptWhoseContextExceedsTheBudgetGetsOn) {
+  DeviceTimes device = kH200;
+  device.tile_rows = 256;
+  VirtualServer server(device, on_card(), 40000, 40000);
+  for (int i = 0; i < 16; ++i) server.submit({.at = i, .prompt = 32, .answer = 2000});
+  server.submit({.at = TimeNs(1e9), .prompt = 32000, .answer = 2});
+  for (const auto& o : server.run())
+    if (o.wish.prompt == 32000) EXPECT_LT(ms(o.first - o.wish.at), 7000);
 }
 
 // Also where all that was seen before are short prompts.

@@ -18,9 +18,10 @@ struct StepWork {
   int longest_context = 0;     // tokens
   int64_t context_tokens = 0;  // at the end of the step, summed over sequences
   // Summed over layer groups:
-  int64_t kv_read_tokens = 0;  // cached tokens that are read once for each sequence
-  double pairs = 0;            // (row, cached token) that attention multiplies
-  double prompt_pairs = 0;     // of those, in sequences with more than one token
+  int64_t kv_read_tokens = 0;         // cached tokens that are read once for each sequence
+  double pairs = 0;                   // (row, cached token) that attention multiplies
+  double prompt_pairs = 0;            // of those, in sequences with more than one token
+  int64_t prompt_context_tokens = 0;  // cached tokens that such sequences see in front of their own
 
   int prompt_rows() const { return rows - one_token_sequences; }
 };
@@ -39,7 +40,9 @@ inline StepWork work_of(const StepPlan& plan, const KvLayout& layout) {
       work.kv_read_tokens += window ? std::min(length, window + e.count - 1) : length;
       const double pairs = double(e.count) * (window ? std::min(window, length) : length - (e.count - 1) / 2.0);
       work.pairs += pairs;
-      if (e.count > 1) work.prompt_pairs += pairs;
+      if (e.count == 1) continue;
+      work.prompt_pairs += pairs;
+      work.prompt_context_tokens += window ? std::min(e.first, window - 1) : e.first;
     }
   }
   return work;

@@ -16,8 +16,13 @@ namespace sluice {
 // An H200 with the 8B shape as docs/performance.md measured it, or two cores with SmolLM2: ns.
 struct DeviceTimes {
   double fixed, one_token, context, prompt_row, pair;
+  int tile_rows = 1;  // attention computes a prompt's rows in tiles of so many
+
+  double prompt(int first, int count) const {
+    return count * prompt_row + (count + tile_rows - 1) / tile_rows * tile_rows * pair * (first + count / 2.0);
+  }
 };
-inline constexpr DeviceTimes kH200 = {3.75e6, 0.0245e6, 8, 0.02e6, 1.3};
+inline constexpr DeviceTimes kH200 = {3.75e6, 0.0245e6, 8, 0.02e6, 0.95, 64};
 inline constexpr DeviceTimes kTwoCores = {2.4e6, 1.0e6, 150, 0.6e6, 150};
 
 class VirtualServer {
@@ -107,8 +112,7 @@ class VirtualServer {
     double took = device_.fixed;
     for (const PlanEntry& e : f->plan.entries) {
       computed_tokens_ += e.count;
-      took += e.count == 1 ? device_.one_token + device_.context * e.first
-                           : e.count * (device_.prompt_row + device_.pair * (e.first + e.count / 2.0));
+      took += e.count == 1 ? device_.one_token + device_.context * e.first : device_.prompt(e.first, e.count);
     }
     f->took = TimeNs(took);
     f->done = std::max(now_, free_at_) + f->took;

@@ -143,7 +143,8 @@ double Roofline::seconds(const StepWork& work) const {
   const double row_columns = double(shape.layers) * shape.hidden / device.read_bytes_s;
   return device.step_s + shape.layers * device.layer_s + std::sqrt(weights * weights + products * products) +
          generated_pairs * shape.kv_token_bytes / (device.read_bytes_s * device.kv_read_share) +
-         work.prompt_pairs * shape.flops_per_pair / device.attention_flops_s +
+         (work.prompt_pairs + device.tile_rows / 2 * double(work.prompt_context_tokens)) *
+             shape.flops_per_pair / device.attention_flops_s +
          (kRowBytes * work.rows + kPromptRowBytes * work.prompt_rows()) * row_columns;
 }
 
@@ -155,6 +156,7 @@ void cost_terms(const StepWork& work, int knee, double (&terms)[kCostTerms]) {
   terms[4] = work.sequences;
   terms[5] = double(work.kv_read_tokens);
   terms[6] = work.prompt_pairs;
+  terms[7] = double(work.prompt_context_tokens);
 }
 
 double FittedCost::seconds(const StepWork& work) const {

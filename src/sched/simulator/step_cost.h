@@ -16,6 +16,7 @@ struct DeviceLimits {
   double read_bytes_s = 0;       // of memory
   double matrix_flops_s = 0;     // of the layers' products, while they run all the time
   double attention_flops_s = 0;  // of prompts' attention
+  double tile_rows = 0;          // in which that is computed
   double kv_read_share = 1;      // of read_bytes_s, what attention of generated tokens reaches
   double layer_s = 0;            // of each layer, whatever the batch: ends and starts of its kernels
   double step_s = 0;             // of each step
@@ -35,8 +36,8 @@ struct ShapeCost {
 //   weights   weight_bytes / read_bytes_s
 //   products  flops / matrix_flops_s. Reading overlaps with computing, though less and less the nearer the two
 //             are: their Euclidean sum has been within 4 % of an H200 from 1 to 2,048 rows.
-//   attention cached tokens of one-token sequences at a share of the read rate; pairs of prompts at their rate
-//             plus kPromptRowBytes a row and layer
+//   attention cached tokens of one-token sequences at a share of the read rate; pairs of prompts at their rate,
+//             half a tile of rows being empty, plus kPromptRowBytes a row and layer
 //   rows      norms, rotation, activation: kRowBytes of memory traffic for each row, layer and hidden column
 struct Roofline {
   ShapeCost shape;
@@ -46,9 +47,15 @@ struct Roofline {
 };
 
 // Terms that a fitted cost is linear in; a step's time is their sum with coefficients that are not negative.
-inline constexpr int kCostTerms = 7;
-inline constexpr const char* kCostTermNames[kCostTerms] = {
-    "step", "row", "row beyond the knee", "prompt row", "sequence", "cached token read", "prompt pair"};
+inline constexpr int kCostTerms = 8;
+inline constexpr const char* kCostTermNames[kCostTerms] = {"step",
+                                                           "row",
+                                                           "row beyond the knee",
+                                                           "prompt row",
+                                                           "sequence",
+                                                           "cached token read",
+                                                           "prompt pair",
+                                                           "cached token before a prompt's chunk"};
 
 struct FittedCost {
   double coefficient[kCostTerms] = {};  // seconds

@@ -16,8 +16,10 @@ StepWork random_work(Random& random) {
   for (int i = 0; i < prompts; ++i) {
     const int rows = int(random.between(2, 400));
     work.rows += rows;
-    work.prompt_pairs += rows * (rows + 1) / 2.0;
-    work.kv_read_tokens += rows;
+    const int first = random.chance(0.5) ? 0 : int(random.between(1, 20000));
+    work.prompt_pairs += rows * (first + (rows + 1) / 2.0);
+    work.prompt_context_tokens += first;
+    work.kv_read_tokens += first + rows;
   }
   work.kv_read_tokens += work.one_token_sequences * random.between(1, 2000);
   work.pairs = work.prompt_pairs + double(work.kv_read_tokens);
@@ -28,7 +30,7 @@ TEST(FitCost, FindsTheCoefficientsThatMadeTheSteps) {
   Random random(1, 0);
   FittedCost truth;
   truth.knee = 32;
-  const double made[kCostTerms] = {4e-3, 1e-5, 2e-5, 5e-6, 0, 3e-9, 2e-9};
+  const double made[kCostTerms] = {4e-3, 1e-5, 2e-5, 5e-6, 0, 3e-9, 2e-9, 1e-7};
   std::copy(made, made + kCostTerms, truth.coefficient);
   std::vector<MeasuredStep> steps;
   for (int i = 0; i < 500; ++i) {
