@@ -373,13 +373,13 @@ void StepLoop::warm_up(const WarmUp& wish) {
     if (wish.progress) wish.progress(done / total);
   };
   tell(0);
-  for (int tokens : wish.prompts) warm_up_prompt(tokens), tell(1);
+  for (int tokens : wish.prompts) warm_up_prompt(tokens, wish.tells_step_times), tell(1);
   // The largest first: what one of them makes the device allocate then does for all.
   for (auto rows = buckets.rbegin(); rows != buckets.rend(); ++rows) warm_up_bucket(*rows), tell(1);
 }
 
 // One prompt through the executor, past queue and meters.
-void StepLoop::warm_up_prompt(int tokens) {
+void StepLoop::warm_up_prompt(int tokens, bool tells_time) {
   Request wish;
   wish.prompt.assign(size_t(tokens), 0);
   wish.max_tokens = 1;
@@ -392,6 +392,7 @@ void StepLoop::warm_up_prompt(int tokens) {
     scheduler_.plan(now_ns(), step->plan);
     builder_.build(*step);
     run_alone(step);
+    if (tells_time) scheduler_.note_step(step->plan, step->record.execute_ns);
     const PlanEntry& entry = step->plan.entries[0];
     const int32_t id = entry.samples ? step->results_of(0).back().id : -1;
     scheduler_.land(entry, id, entry.samples ? FinishReason::length : FinishReason::none, now_ns());

@@ -102,6 +102,7 @@ class Scheduler {
 
   bool admit(PlanState& state, Sequence* sequence);
   int grant(const PlanState& state, const Sequence& sequence) const;
+  int least_chunk(const PlanState& state, int most) const;
   size_t extend(PlanState& state, size_t at, int count);
   double spent_so_far(const PlanState& state) const;
   bool expects_others(const Sequence& sequence) const;

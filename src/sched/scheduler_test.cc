@@ -437,6 +437,45 @@ TEST_F(SchedulerTest, ThePolicyIsReplacedWhileRequestsRunAndWait) {
   for (const Sequence* s : all) EXPECT_EQ(s->generated(), 12);
 }
 
+// Two cores: a decode step of one stream takes 3.4 ms, a row of a prompt 0.6.
+TEST_F(SchedulerTest, WhereRowsCostMuchAPromptGetsFewerThanALeastChunk) {
+  make({.max_running = 8, .step_tokens = 512}, 4096, {0}, 8192);
+  const auto timed = [&]() -> const StepPlan& {
+    const StepPlan& p = plan();
+    int64_t took = 2'400'000;
+    for (const PlanEntry& e : p.entries) took += e.count == 1 ? 1'000'000 : 600'000 * e.count;
+    scheduler->note_step(p, took);
+    return p;
+  };
+  Sequence* a = add(40, 4000);
+  for (int i = 0; i < 10; ++i) timed(), land();
+  Sequence* b = add(900, 1);
+  for (int i = 0; i < 30; ++i) timed(), land();
+  for (int i = 0; i < 30 && !b->gone(); ++i) {
+    const StepPlan& p = timed();
+    ASSERT_TRUE(entry(p, a) && entry(p, b));
+    EXPECT_LE(entry(p, b)->count, 4) << "0.7 of 3.4 ms";
+    land();
+  }
+  // The first that knows no better, and a target that cannot be kept, still let prompts on.
+  Policy policy = scheduler->policy();
+  policy.target_itl_ns = 1'000'000;
+  scheduler->set_policy(policy);
+  EXPECT_EQ(entry(timed(), b)->count, 8);
+  land();
+}
+
+TEST_F(SchedulerTest, AClockThatGoesBackwardsHoldsNobodyUp) {
+  make({.max_running = 4, .step_tokens = 8}, 64);
+  std::vector<Sequence*> all;
+  for (int i = 0; i < 6; ++i) all.push_back(add(5, 6));
+  for (TimeNs now = 1'000'000'000'000; !scheduler->idle(); now -= 3'000'000'000) {
+    ASSERT_GT(now, 0);
+    plan(now), land(now - 1);
+  }
+  for (const Sequence* s : all) EXPECT_EQ(s->generated(), 6);
+}
+
 TEST_F(SchedulerTest, ATargetSetByHandCutsPrompts) {
   make({.max_running = 8, .step_tokens = 1024}, 4096, {0}, 8192);
   const auto timed = [&](TimeNs now = 1) -> const StepPlan& {
