@@ -1,6 +1,7 @@
-// Random traffic through the simulator, with everything that clients do (leave, wait too long, read slowly),
-// under every batching policy, from generous pools to ones that one sequence fills. What must hold is checked
-// after every plan and every turn; more than 10,000 requests in all.
+// Random traffic through the simulator, with everything that clients do (leave, wait too long, read slowly) and
+// operators (reload), under every batching policy, with the prefix cache and without, from generous pools to
+// ones that one sequence fills. What must hold is checked after every plan and every turn; more than 20,000
+// requests in all. Whether what the cache holds is right, is for scheduler_traffic_test.cc.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace sluice {
 namespace {
 
 constexpr TimeNs kMs = 1'000'000;
-constexpr int kRequests = 60, kSeeds = 60;  // of each policy
+constexpr int kRequests = 60, kSeeds = 60;  // of each policy with the cache, and without
 
 // What is checked while it runs.
 class Watch {
@@ -21,9 +22,13 @@ class Watch {
   explicit Watch(const SimulationSetup& setup) : setup_(setup) {}
 
   SimulationHooks hooks() {
-    return {.planned = [this](const Scheduler& s, const StepPlan& plan, TimeNs now) { planned(s, plan, now); },
-            .turned = [this](const Scheduler& s, TimeNs now) { turned(s, now); }};
+    SimulationHooks hooks;
+    hooks.planned = [this](const Scheduler& s, const StepPlan& plan, TimeNs now) { planned(s, plan, now); };
+    hooks.turned = [this](const Scheduler& s, TimeNs now) { turned(s, now); };
+    return hooks;
   }
+  // Turns at whose end somebody waits and 98 % of the blocks are in use.
+  int64_t full() const { return full_; }
 
  private:
   void planned(const Scheduler& scheduler, const StepPlan& plan, TimeNs now) {
@@ -47,6 +52,33 @@ class Watch {
     ASSERT_EQ(tokens, plan.tokens);
     ASSERT_LE(tokens, setup_.policy.step_tokens);
     ASSERT_LE(int(scheduler.running().size()), setup_.policy.max_running);
+    check_mixed(scheduler.policy(), plan);
+    if (setup_.changes.empty()) check_batch(scheduler, plan);
+    for (const Sequence* s : scheduler.running()) ASSERT_LE(s->forced_preemptions, Sequence::kMostPreemptions);
+  }
+
+  // Prompts keep within the bound that is set for them beside those who generate.
+  void check_mixed(const Policy& policy, const StepPlan& plan) const {
+    int prompt_rows = 0;
+    bool generates = false;
+    for (const PlanEntry& e : plan.entries) {
+      prompt_rows += e.count > 1 ? e.count : 0;
+      generates |= e.count == 1 && e.samples && e.first >= e.sequence->prompt_tokens;
+    }
+    if (generates && policy.mixed_prompt_tokens) {
+      ASSERT_LE(prompt_rows, policy.mixed_prompt_tokens);
+    }
+  }
+
+  void check_batch(const Scheduler& scheduler, const StepPlan& plan) const {
+    const Batching& batching = setup_.policy.batching;
+    if (batching.kind == BatchingKind::continuous) {
+      ASSERT_EQ(plan.batch, 0);
+      return;
+    }
+    const int most = batching.kind == BatchingKind::serial ? 1 : batching.window.max_batch;
+    ASSERT_LE(plan.batch, most);
+    ASSERT_LE(int(scheduler.running().size()), most) << "somebody joined a batch";
   }
 
   // Every position that a row of this step sees has a block.
@@ -94,6 +126,8 @@ class Watch {
     }
     ASSERT_GE(pool.used(), distinct);
     ASSERT_LE(distinct, pool.total());
+    ASSERT_TRUE(setup_.policy.prefix_cache || pool.cached() == 0);
+    full_ += !scheduler.waiting().empty() && pool.used() * 100 >= pool.total() * 98;
   }
   static bool may_share(const Sequence& a, const Sequence& b, size_t tokens) {
     return a.request.cache_salt == b.request.cache_salt && a.ids.size() >= tokens && b.ids.size() >= tokens &&
@@ -109,20 +143,34 @@ class Watch {
   TimeNs now_ = 0;
   std::map<std::pair<Lane, uint32_t>, uint64_t> last_admitted_;
   std::vector<Holder> holder_;  // [blocks]
+  int64_t full_ = 0;
 };
 
-SimulationSetup random_setup(BatchingKind kind, Random& random) {
-  SimulationSetup setup;
-  Policy& policy = setup.policy;
-  policy.max_running = int(random.between(1, 12));
-  policy.step_tokens = policy.max_running + int(random.between(1, 80));
+// All that may change while it runs.
+void choose_live(Policy& policy, Random& random) {
   policy.mixed_prompt_tokens = random.chance(0.5) ? int(random.between(1, 40)) : 0;
-  policy.batching.kind = kind;
+  policy.target_itl_ns = random.chance(0.3) ? random.between(1, 20) * kMs : 0;
+  for (int& weight : policy.lane_weights) weight = int(random.between(1, random.chance(0.2) ? 1000 : 20));
   policy.batching.window = {.max_batch = int(random.between(1, policy.max_running)),
                             .max_wait_ns = random.between(0, 60) * kMs,
                             .idle_ns = random.between(0, 30) * kMs,
                             .span_ns = random.chance(0.5) ? random.between(60, 200) * kMs : 0};
+}
+
+SimulationSetup random_setup(BatchingKind kind, bool prefix_cache, Random& random) {
+  SimulationSetup setup;
+  Policy& policy = setup.policy;
+  policy.max_running = int(random.between(1, 12));
+  policy.step_tokens = policy.max_running + int(random.between(1, 80));
+  policy.prefix_cache = prefix_cache;
+  policy.batching.kind = kind;
+  choose_live(policy, random);
   setup.max_requests = policy.max_queue = int(random.between(4, 60));
+  for (TimeNs at = 0; random.chance(0.4);) {
+    setup.changes.push_back({at += random.between(1, 200) * kMs, policy});
+    setup.changes.back().policy.batching.kind = BatchingKind(random.between(0, 2));
+    choose_live(setup.changes.back().policy, random);
+  }
   KvLayout& layout = setup.layout;
   layout = {.block_tokens = 4, .windows = {0}, .max_length = 96, .max_step_tokens = policy.step_tokens};
   if (random.chance(0.5)) layout.windows = random.chance(0.5) ? std::vector{0, 10} : std::vector{7, 0, 30};
@@ -159,22 +207,25 @@ Trace random_trace(const SimulationSetup& setup, Random& random) {
     if (random.chance(0.1)) r.cancel_ns = random.between(0, 200) * kMs + 1;
     if (random.chance(0.1)) r.reads_per_s = double(random.between(50, 400));
     r.host_state = random.chance(0.2);
+    if (random.chance(0.1)) r.mask_ns = random.between(0, 8) * kMs + 1;
   }
   return trace;
 }
 
-class InvariantsUnder : public testing::TestWithParam<BatchingKind> {};
+class InvariantsUnder : public testing::TestWithParam<std::tuple<BatchingKind, bool>> {};
 
 TEST_P(InvariantsUnder, RandomTraffic) {
-  int64_t preemptions = 0, completed = 0, gave_up = 0, refused = 0;
+  const auto [kind, prefix_cache] = GetParam();
+  int64_t preemptions = 0, completed = 0, gave_up = 0, refused = 0, full = 0, cached = 0;
   for (int seed = 1; seed <= kSeeds; ++seed) {
-    Random random(uint64_t(seed), uint64_t(GetParam()) + 100);
-    const SimulationSetup setup = random_setup(GetParam(), random);
+    Random random(uint64_t(seed), uint64_t(kind) + 100 + 10 * prefix_cache);
+    const SimulationSetup setup = random_setup(kind, prefix_cache, random);
     const Trace trace = random_trace(setup, random);
     Watch watch(setup);
     const SimulationResult result = simulate(setup, trace, watch.hooks());
     ASSERT_FALSE(HasFatalFailure()) << "seed " << seed;
-    preemptions += result.preemptions;
+    if (setup.changes.empty()) preemptions += result.preemptions;
+    full += watch.full();
     for (size_t i = 0; i < trace.requests.size(); ++i) {
       const SimulatedRequest& r = result.requests[i];
       ASSERT_TRUE(r.refused || r.finish != FinishReason::none)
@@ -186,18 +237,25 @@ TEST_P(InvariantsUnder, RandomTraffic) {
       completed += r.finish == FinishReason::length;
       gave_up += r.finish == FinishReason::deadline || r.finish == FinishReason::cancelled;
       refused += r.refused;
+      cached += r.cached_tokens;
     }
   }
   // The traffic has met what it is there for.
   EXPECT_GT(completed, kSeeds * kRequests / 2);
   EXPECT_GT(gave_up, 100);
   EXPECT_GT(refused, 10);
-  EXPECT_EQ(preemptions > 0, GetParam() != BatchingKind::serial);
+  EXPECT_GT(full, 100) << "the pool was never full";
+  EXPECT_EQ(preemptions > 0, kind != BatchingKind::serial);
+  EXPECT_EQ(cached > 0, prefix_cache);
 }
 INSTANTIATE_TEST_SUITE_P(Policies, InvariantsUnder,
-                         testing::Values(BatchingKind::continuous, BatchingKind::windowed,
-                                         BatchingKind::serial),
-                         [](const auto& info) { return std::string(batching_name(info.param)); });
+                         testing::Combine(testing::Values(BatchingKind::continuous, BatchingKind::windowed,
+                                                          BatchingKind::serial),
+                                          testing::Bool()),
+                         [](const auto& info) {
+                           return std::string(batching_name(std::get<0>(info.param))) +
+                                  (std::get<1>(info.param) ? "_with_prefix_cache" : "");
+                         });
 
 }  // namespace
 }  // namespace sluice

@@ -21,6 +21,7 @@ struct Simulated : Sequence {
   Simulated(Request wish, size_t number) : Sequence(std::move(wish)), number(number) {}
   size_t number;          // in the trace
   TimeNs last_token = 0;  // as the client sees it
+  TimeNs mask_made = 0;
   bool admission_seen = false;
 };
 
@@ -85,6 +86,7 @@ class Simulation {
 
  private:
   void turn() {
+    take_up_policies();
     take_arrivals();
     drop_cancelled();
     const bool committed = commit_finished();
@@ -106,6 +108,11 @@ class Simulation {
     ++next_;
   }
 
+  void take_up_policies() {
+    for (; policies_ < setup_.changes.size() && setup_.changes[policies_].at <= now_; ++policies_)
+      scheduler_.set_policy(setup_.changes[policies_].policy);
+  }
+
   void take_arrivals() {
     while (!arrivals_.empty() && arrivals_.top().at <= now_) {
       const Due due = arrivals_.top();
@@ -118,12 +125,13 @@ class Simulation {
       ++in_engine_;
       const TracedRequest& traced = trace_.requests[due.number];
       auto sequence = std::make_unique<Simulated>(wish_of(traced, due.number, due.at), due.number);
-      sequence->needs_host_state = traced.host_state;
+      sequence->needs_host_state = traced.host_state || traced.mask_ns > 0;
       sequence->arrived_at = due.at;
       CHECK(scheduler_.add(sequence.get()), "max_requests is at most max_queue");
       live_[due.number] = std::move(sequence);
       if (traced.cancel_ns > 0) cancels_.push({due.at + traced.cancel_ns, due.number});
       if (traced.reads_per_s > 0) slow_.push_back(due.number);
+      if (traced.mask_ns > 0) masked_.push_back(due.number);
     }
     result_.peak_waiting = std::max(result_.peak_waiting, int(scheduler_.waiting().size()));
   }
@@ -160,6 +168,7 @@ class Simulation {
     scheduler_.land(entry, entry.samples ? kSampled : -1, last ? FinishReason::length : FinishReason::none,
                     now_);
     if (entry.samples) told_.push_back(s.number);
+    if (entry.samples) s.mask_made = now_ + trace_.requests[s.number].mask_ns;
     if (last) ended(s);
     if (s.gone()) forget(s);
   }
@@ -167,6 +176,7 @@ class Simulation {
   bool launch_next() {
     if (free_.empty()) return false;
     pause_slow_clients();
+    look_at_masks();
     Flight* flight = free_.front();
     StepPlan& plan = flight->plan;
     scheduler_.plan(now_, plan);
@@ -179,7 +189,7 @@ class Simulation {
     const StepWork work = work_of(plan, setup_.layout);
     now_ += setup_.host.plan_ns + work.sequences * setup_.host.plan_sequence_ns;
     const TimeNs begins = std::max(now_, device_free_) + setup_.host.launch_ns;
-    const TimeNs takes = step_ns(setup_.cost, work, luck_.uniform());
+    const TimeNs takes = hooks_.takes ? hooks_.takes(plan) : step_ns(setup_.cost, work, luck_.uniform());
     flight->takes = takes;
     flight->ends_at = device_free_ = begins + takes;
     result_.device_ns += takes;
@@ -231,15 +241,29 @@ class Simulation {
     return next;
   }
 
+  void look_at_masks() {
+    for (const size_t number : masked_)
+      if (Simulated* s = live_[number].get()) s->awaits_mask = s->mask_made > now_;
+    if (masked_.size() > 1000) std::erase_if(masked_, [&](size_t number) { return !live_[number]; });
+  }
+  TimeNs next_mask() const {
+    TimeNs next = kNever;
+    for (const size_t number : masked_)
+      if (const Simulated* s = live_[number].get(); s && !s->ended() && s->mask_made > now_)
+        next = std::min(next, s->mask_made);
+    return next;
+  }
+
   TimeNs next_event() const {
     TimeNs next = kNever;
     if (!arrivals_.empty()) next = std::min(next, arrivals_.top().at);
     if (!cancels_.empty()) next = std::min(next, cancels_.top().at);
+    if (policies_ < setup_.changes.size()) next = std::min(next, setup_.changes[policies_].at);
     if (!under_way_.empty()) next = std::min(next, under_way_.front()->ends_at + setup_.host.notice_ns);
     if (free_.empty()) return next;
     for (const TimeNs wake : {scheduler_.next_deadline(), scheduler_.next_flush()})
       if (wake > 0) next = std::min(next, std::max(wake, now_ + 1));
-    return std::min(next, next_unpause());
+    return std::min({next, next_unpause(), next_mask()});
   }
 
   void end_without_token(Simulated& s, FinishReason reason) {
@@ -259,6 +283,7 @@ class Simulation {
       else
         r.first_token = seen;
       last_seen_[number] = seen;
+      if (hooks_.told) hooks_.told(number, seen);
     }
     told_.clear();
     for (const size_t number : ends_) leave(number, seen);
@@ -297,11 +322,11 @@ class Simulation {
   TimeNs now_ = 0, device_free_ = 0;
   std::vector<std::unique_ptr<Simulated>> live_;  // [trace.requests]; null before and after
   std::vector<TimeNs> last_seen_ = std::vector<TimeNs>(trace_.requests.size());
-  std::vector<size_t> slow_, told_, ends_;
+  std::vector<size_t> slow_, masked_, told_, ends_;
   Agenda arrivals_, cancels_;
   Flight flights_[kStepsUnderWay];
   std::deque<Flight*> free_, under_way_;
-  size_t next_ = 0, gone_ = 0, answered_ = 0, swept_ = 0;
+  size_t next_ = 0, gone_ = 0, answered_ = 0, swept_ = 0, policies_ = 0;
   int in_engine_ = 0;
   SimulationResult result_;
 };

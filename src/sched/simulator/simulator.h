@@ -26,9 +26,16 @@ struct HostCost {
   TimeNs answer_ns = 100'000;   // from the end of the loop's turn until the client has the token
 };
 
+// A reload: from `at` on another policy holds. What is fixed in a Policy is as it was.
+struct PolicyChange {
+  TimeNs at = 0;
+  Policy policy;
+};
+
 struct SimulationSetup {
   Policy policy;
-  int max_requests = 0;  // running and waiting; one more is refused. At most policy.max_queue.
+  std::vector<PolicyChange> changes;  // by `at`
+  int max_requests = 0;               // running and waiting; one more is refused. At most policy.max_queue.
   KvLayout layout;
   int blocks = 0;
   StepCost cost;
@@ -58,10 +65,12 @@ struct SimulationResult {
   int peak_blocks = 0, peak_waiting = 0;
 };
 
-// What a test looks at; each may be empty. Called with the state after it.
+// What a test looks at, or decides; each may be empty. Called with the state after it.
 struct SimulationHooks {
   std::function<void(const Scheduler&, const StepPlan&, TimeNs)> planned;
   std::function<void(const Scheduler&, TimeNs)> turned;  // after every turn of the loop
+  std::function<void(size_t request, TimeNs)> told;      // a client has a token, at this time
+  std::function<TimeNs(const StepPlan&)> takes;          // a step's time, instead of SimulationSetup::cost
 };
 
 // Every request of the trace must fit: input + output <= layout.max_length.

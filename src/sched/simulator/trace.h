@@ -22,6 +22,7 @@ struct TracedRequest {
   TimeNs cancel_ns = 0;     // after `at`: its client leaves; 0: never
   double reads_per_s = 0;   // events that its client takes a second; 0: as they come
   bool host_state = false;  // Sequence::needs_host_state
+  TimeNs mask_ns = 0;       // that the host needs after each token until the next may be planned; 0: nothing
 };
 
 struct Trace {
