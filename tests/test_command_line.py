@@ -223,6 +223,15 @@ def test_a_simulation_is_the_same_every_time_and_has_bench_serves_members():
     assert sum(bar["count"] for bar in first["step_sequences"]) == first["steps"]
 
 
+def test_the_prefix_cache_is_simulated():
+    args = ("--dummy", "llama-3.1-8b", "--card", "h200", "--arrivals", "closed:16", "--requests", "100", "--input-tokens", "2176",
+            "--shared-prefix", "2048")
+    on, off = simulate(*args), simulate(*args, "--no-prefix-cache")
+    assert on["cached_tokens"] > 0.9 * on["prompt_tokens"] and off["cached_tokens"] == 0
+    assert on["qps"] > 2 * off["qps"]
+    assert off == simulate(*args, "--set", "kv.prefix_cache=false")
+
+
 def test_steps_that_a_server_recorded_are_simulated(start, tmp_path):
     records = tmp_path / "steps.jsonl"
     server = start(SMOLLM2, "--ctx", "512", "--record-steps", records)
@@ -234,6 +243,7 @@ def test_steps_that_a_server_recorded_are_simulated(start, tmp_path):
     assert sum(json.loads(line)["sampled"] for line in lines[1:]) >= 12
     told = simulate("--fit", records, "--arrivals", "closed:2", "--requests", "10", "--input-tokens", "5", "--output-tokens", "12")
     assert told["completed"] == 10 and told["fit"]["steps"] == len(lines) - 1
+    assert simulate("--fit", records) == {"fit": told["fit"]}, "alone, it prints the fit"
     records.write_text("\n".join(lines[:3] + ["{}"]))
     done = run_sluice("bench", "simulate", "--fit", records)
     assert done.returncode == 1 and "steps.jsonl:4:" in done.stderr

@@ -141,6 +141,9 @@ def test_the_list_and_the_attribution(smollm2):
     for part in (attribution, attribution["slowest"]):
         assert sum(span["share"] for span in part["spans"]) == pytest.approx(1)
         assert sum(span["mean_ms"] for span in part["spans"]) == pytest.approx(part["mean_ms"])
+    mine = smollm2.get("/v1/requests/attribution?window_s=3600&request_id_prefix=list-")[1]
+    assert mine["requests"] == 3, "of all that the server has answered"
+    assert smollm2.get("/v1/requests/attribution?request_id_prefix=nobody-")[1]["requests"] == 0
     assert smollm2.metric("sluice_request_span_seconds_total") > 0
 
 

@@ -309,6 +309,8 @@ class LoadRun {
     if (!load_.keep_alive) c.out += "Connection: close\r\n";
     if (!target_.api_key.empty()) c.out += fmt::format("Authorization: Bearer {}\r\n", target_.api_key);
     if (!target_.lane.empty()) c.out += fmt::format("X-Priority: {}\r\n", target_.lane);
+    if (!target_.request_id_prefix.empty())
+      c.out += fmt::format("X-Request-Id: {}{}\r\n", target_.request_id_prefix, exchange);
     if (!e.body.empty())
       c.out += fmt::format("Content-Type: application/json\r\nContent-Length: {}\r\n", e.body.size());
     c.out += "\r\n" + e.body;

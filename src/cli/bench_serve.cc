@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <vector>
 
 #include "cli/attribution_table.h"
 #include "cli/bench_client.h"
 #include "cli/commands.h"
 #include "cli/load_summary.h"
+#include "sched/simulator/trace.h"
 #include "server/json_writer.h"
 
 namespace sluice::cli {
@@ -122,26 +124,37 @@ LoadSummary summarize(const std::vector<Outcome>& outcomes, bool open_loop) {
   return s;
 }
 
+// From the first arrival on. The simulator's own, so that `bench simulate` with the rate and seed of a
+// measurement meets the same arrivals: near a machine's capacity the p95 of some hundred requests depends more
+// on them than on anything else.
+std::vector<TimeNs> arrival_times(double rate, int requests, uint64_t seed) {
+  TraceWish wish;
+  wish.arrivals.rate = rate, wish.requests = requests, wish.seed = seed;
+  const Trace trace = make_trace(wish);
+  std::vector<TimeNs> times;
+  for (const TracedRequest& r : trace.requests) times.push_back(r.at - trace.requests[0].at);
+  return times;
+}
+
 Load make_load(const BenchServeOptions& options, const std::string& model, Form form) {
   Load load;
   load.concurrency = options.concurrency;
   load.timeout = TimeNs(options.timeout_ms) * 1'000'000;
   load.keep_alive = !options.no_keep_alive;
   Prompts prompts(options, form);
-  std::mt19937_64 random(options.seed);
-  std::exponential_distribution<double> gap(options.rate > 0 ? options.rate : 1);
-  double at = 0;
-  for (int i = 0; i < options.requests; ++i) {
+  for (int i = 0; i < options.requests; ++i)
     load.exchanges.push_back(completion(model, prompts.next(), options.output_tokens, form));
-    if (options.rate > 0) load.start.push_back(TimeNs(at * 1e9)), at += gap(random);
-  }
+  if (options.rate > 0) load.start = arrival_times(options.rate, options.requests, options.seed);
   return load;
 }
 
-// What the server says of the requests since `began`.
+// What the server says of this run's requests, which began at `began`.
 Result<std::string> ask_attribution(const Target& target, TimeNs began, TimeNs timeout) {
   const int window_s = int(std::ceil(seconds(now_ns() - began)));
-  const Exchange ask{"GET", fmt::format("/v1/requests/attribution?window_s={}", std::max(1, window_s)), ""};
+  const Exchange ask{"GET",
+                     fmt::format("/v1/requests/attribution?window_s={}&request_id_prefix={}",
+                                 std::max(1, window_s), target.request_id_prefix),
+                     ""};
   Result<Outcome> answer = fetch(target, ask, timeout);
   if (!answer) return std::move(answer).error();
   if (!answer->error.empty()) return Error{ErrorCode::kIo, "/v1/requests/attribution: " + answer->error};
@@ -167,6 +180,7 @@ int bench_serve(const BenchServeOptions& options) {
   if (*form != Form::ids)
     fmt::print(stderr, "this server takes no token ids: prompts are words, their length is about right\n");
 
+  if (options.attribution) target->request_id_prefix = fmt::format("bench-{:x}-{:x}-", getpid(), now_ns());
   const Load load = make_load(options, *model, *form);
   const bool tty = isatty(STDERR_FILENO);
   const auto progress = [&](size_t ended) {

@@ -17,6 +17,7 @@ namespace sluice::cli {
 namespace {
 
 constexpr int kDefaultRequests = 1000;
+constexpr const char* kDefaultArrivals = "poisson:10";
 
 Error at_flag(const char* flag, const Error& error) {
   return {error.code, fmt::format("{}: {}", flag, error.message), ""};
@@ -49,12 +50,13 @@ Result<Trace> trace_of(const BenchSimulateOptions& o, int context) {
   wish.requests = o.requests ? o.requests : o.duration_s > 0 ? 0 : kDefaultRequests;
   wish.duration_ns = TimeNs(o.duration_s * 1e9);
   Trace trace;
-  if (o.arrivals.starts_with("file:")) {
-    Result<Trace> read = read_trace(o.arrivals.substr(5));
+  const std::string said = o.arrivals.empty() ? kDefaultArrivals : o.arrivals;
+  if (said.starts_with("file:")) {
+    Result<Trace> read = read_trace(said.substr(5));
     if (!read) return at_flag("--arrivals", read.error());
     trace = std::move(*read);
   } else {
-    const Result<Arrivals> arrivals = parse_arrivals(o.arrivals);
+    const Result<Arrivals> arrivals = parse_arrivals(said);
     if (!arrivals) return at_flag("--arrivals", arrivals.error());
     wish.arrivals = *arrivals;
     if (arrivals->kind == Arrivals::Kind::closed && o.duration_s > 0)
@@ -85,6 +87,16 @@ struct Run {
 
   double one_sequence_share() const {
     return result.steps ? double(result.steps_of[1]) / double(result.steps) : 0;
+  }
+  int64_t prompt_tokens() const {
+    int64_t n = 0;
+    for (const TracedRequest& r : trace.requests) n += r.input;
+    return n;
+  }
+  int64_t cached_tokens() const {
+    int64_t n = 0;
+    for (const SimulatedRequest& r : result.requests) n += r.cached_tokens;
+    return n;
   }
   double utilization() const { return double(result.device_ns) / double(result.ended - result.began); }
 };
@@ -214,10 +226,10 @@ std::string describe_fit(const CostFit& fit) {
 void write_run(JsonWriter& out, const Run& run) {
   write_members(out, run.summary);
   write_spread(out, "queue_ms", run.queue);
-  int64_t cached = 0, refused = 0;
-  for (const SimulatedRequest& r : run.result.requests) cached += r.cached_tokens, refused += r.refused;
+  int64_t refused = 0;
+  for (const SimulatedRequest& r : run.result.requests) refused += r.refused;
   out.key("refused").integer(refused);
-  out.key("cached_tokens").integer(cached);
+  out.key("prompt_tokens").integer(run.prompt_tokens()).key("cached_tokens").integer(run.cached_tokens());
   out.key("steps").integer(run.result.steps).key("computed_tokens").integer(run.result.computed_tokens);
   out.key("one_sequence_step_share").number(run.one_sequence_share());
   out.key("preemptions").integer(run.result.preemptions);
@@ -238,10 +250,13 @@ std::string describe_run(const Run& run) {
       out += describe_row(fmt::format("end to end, {}", lane_name(lane)).c_str(), e2e);
   out += fmt::format(
       "\n{} steps, {:.1f} % of one sequence; device busy {:.1f} %; {} preemptions; at most {} of {} blocks in "
-      "use, {} "
-      "requests waiting\n\n{:>12}{:>10}{:>8}\n",
+      "use, {} requests waiting\nprefix cache {}: {:.1f} % of {} prompt tokens found\n\n"
+      "{:>12}{:>10}{:>8}\n",
       run.result.steps, 100 * run.one_sequence_share(), 100 * run.utilization(), run.result.preemptions,
-      run.result.peak_blocks, run.setup.blocks, run.result.peak_waiting, "sequences", "steps", "share");
+      run.result.peak_blocks, run.setup.blocks, run.result.peak_waiting,
+      run.setup.policy.prefix_cache ? "on" : "off",
+      100 * double(run.cached_tokens()) / double(run.prompt_tokens()), run.prompt_tokens(), "sequences",
+      "steps", "share");
   for (const Bar& bar : histogram(run.result.steps_of))
     out += fmt::format(
         "{:>12}{:>10}{:>7.1f}%\n",
@@ -333,9 +348,20 @@ int print_runs(const Wish& wish, const std::vector<Sweep>& sweeps) {
   return 0;
 }
 
+int print_fit(const SimulatedServer& server, bool as_json) {
+  std::string json;
+  JsonWriter out(json);
+  out.begin_object();
+  write_fit(out, *server.fit);
+  out.end_object();
+  fmt::print("{}\n", as_json ? json : server.description + "; " + describe_fit(*server.fit));
+  return 0;
+}
+
 int print_one(const Wish& wish) {
   const Result<SimulatedServer> server = server_of(wish);
   if (!server) return refused(server.error());
+  if (server->fit && wish.options.arrivals.empty()) return print_fit(*server, wish.options.json);
   const Result<Run> run = run_once(wish, *server);
   if (!run) return refused(run.error());
   if (wish.options.json) {

@@ -40,8 +40,9 @@ TEST(ParseArrivals, ReadsItsForms) {
 }
 
 TEST(ParseArrivals, RefusesTheRest) {
-  for (const char* text : {"", "poisson", "poisson:", "poisson:0", "poisson:-1", "poisson:nan", "poisson:1,2",
-                           "closed:0", "bursty:1,2,3", "bursty:1,0,1,1", "bursty:1,2,0,1", "uniform:3"})
+  for (const char* text :
+       {"", "poisson", "poisson:", "poisson:0", "poisson:-1", "poisson:nan", "poisson:1,2", "closed:0",
+        "closed:1.5", "bursty:1,2,3", "bursty:1,0,1,1", "bursty:1,2,0,1", "uniform:3"})
     EXPECT_FALSE(parse_arrivals(text).ok()) << text;
 }
 

@@ -158,7 +158,8 @@ Result<Arrivals> parse_arrivals(const std::string& text) {
   if (const auto b = arguments(text, "bursty", 4, 4);
       b && (*b)[1] > 0 && (*b)[0] <= kMostRate && (*b)[1] <= kMostRate && (*b)[2] > 0 && (*b)[3] > 0)
     return Arrivals{Arrivals::Kind::bursty, (*b)[0], (*b)[1], (*b)[2], (*b)[3]};
-  if (const auto n = arguments(text, "closed", 1, 1); n && (*n)[0] >= 1 && (*n)[0] <= kMostConcurrency)
+  if (const auto n = arguments(text, "closed", 1, 1);
+      n && (*n)[0] >= 1 && (*n)[0] <= kMostConcurrency && (*n)[0] == std::floor((*n)[0]))
     return Arrivals{.kind = Arrivals::Kind::closed, .concurrency = int((*n)[0])};
   return expected(
       "poisson:RATE, bursty:RATE,BURST_RATE,ON_S,OFF_S, closed:CONCURRENCY or file:PATH, rates above 0 (of "

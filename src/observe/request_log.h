@@ -2,7 +2,9 @@
 // the time went. Written by network threads as answers end; nothing here is called by the engine thread.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -54,10 +56,24 @@ struct RequestAccount {
 
 using TokenLists = std::vector<std::vector<TokenAccount>>;  // by choice
 
-// A request that the engine works on. Immutable but for what its streams tell.
+// How long a client did not take what there was for it after the engine's last word. Written by its
+// connection's thread, read by any.
+struct Blocked {
+  std::atomic<TimeNs> before{0};  // in all, until the last time it took something
+  std::atomic<TimeNs> since{0};   // it does not now; 0: it does
+
+  TimeNs ns(TimeNs now, TimeNs engine_end) const {
+    const TimeNs at = since.load(std::memory_order_relaxed);
+    return before.load(std::memory_order_relaxed) +
+           (at ? std::max<TimeNs>(0, now - std::max(at, engine_end)) : 0);
+  }
+};
+
+// A request that the engine works on. Immutable but for what its streams tell, and `blocked`.
 struct RunningRequest {
   RequestAccount head;  // what is known at submission; choices hold the spans before it
   std::vector<std::shared_ptr<const RequestProgress>> choices;  // by choice
+  Blocked blocked;
 };
 
 class RequestLog {

@@ -71,18 +71,19 @@ void AnswerAccount::choice_ended(size_t index, const char* finish_reason, TimeNs
 }
 
 void AnswerAccount::block(TimeNs now) {
-  if (!blocked_since_) blocked_since_ = now;
+  if (running_ && !running_->blocked.since.load()) running_->blocked.since.store(now);
 }
 
 void AnswerAccount::unblock(TimeNs now) {
-  if (!blocked_since_) return;
-  TimeNs since = std::exchange(blocked_since_, 0);
+  if (!running_) return;
+  TimeNs since = running_->blocked.since.exchange(0);
+  if (!since) return;
   for (const Choice& choice : choices_) {
     const SpanClock::Reading reading = reading_of(choice, now);
     if (!choice.ended && !reading.ended) return;  // the engine went on meanwhile
     since = std::max(since, reading.until());
   }
-  blocked_ns_ += std::max<TimeNs>(0, now - since);
+  running_->blocked.before.fetch_add(std::max<TimeNs>(0, now - since));
 }
 
 void AnswerAccount::answered(const char* how, TimeNs now) {
@@ -105,7 +106,7 @@ void AnswerAccount::close(TimeNs now) {
   }
   const TimeNs made = std::max(answered_at_, engine_end);
   head_.finished = std::max(now, made);
-  const TimeNs blocked = std::min(blocked_ns_, made - engine_end);
+  const TimeNs blocked = std::min(running->blocked.before.load(), made - engine_end);
   for (size_t k = 0; k < choices_.size(); ++k) {
     const Choice& choice = choices_[k];
     const RequestProgress& progress = *choice.progress;

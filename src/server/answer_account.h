@@ -61,15 +61,13 @@ class AnswerAccount {
   SpanClock::Reading reading_of(const Choice& choice, TimeNs now) const;
 
   std::shared_ptr<RequestLog> log_;
-  std::shared_ptr<const RunningRequest> running_;
+  std::shared_ptr<RunningRequest> running_;
   RequestAccount head_;
   ArrivalTimes arrival_;
   std::vector<Choice> choices_;
   TokenLists tokens_;
   size_t tokens_kept_ = 0;
-  TimeNs answered_at_ = 0;    // 0: not yet
-  TimeNs blocked_since_ = 0;  // 0: it is not
-  TimeNs blocked_ns_ = 0;     // after the engine's last word
+  TimeNs answered_at_ = 0;  // 0: not yet
 };
 
 }  // namespace sluice

@@ -100,6 +100,15 @@ TEST_F(AnswerAccountTest, BackPressureCountsFromTheEnginesEndOnly) {
   EXPECT_EQ(s[Span::write], 200 + 80);
 }
 
+TEST(Blocked, CountsFromTheEnginesEndAsLongAsItLasts) {
+  Blocked blocked;
+  EXPECT_EQ(blocked.ns(900, 500), 0);
+  blocked.since = 300;
+  EXPECT_EQ(blocked.ns(900, 500), 400);
+  blocked.since = 700, blocked.before = 50;
+  EXPECT_EQ(blocked.ns(900, 500), 250);
+}
+
 TEST_F(AnswerAccountTest, ChoicesThatEndEarlierWaitForTheOthers) {
   open(2);
   engine(0).enter(Span::decode, 1100);

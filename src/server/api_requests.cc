@@ -16,20 +16,26 @@ namespace {
 constexpr std::string_view kPrefix = "/v1/requests", kTimeline = "/timeline";
 constexpr int kLongestWindowS = 86400;
 
-// A number of the query, `otherwise` where it has none of that name; unset: it is none from 1 to `most`.
-std::optional<int> query_number(std::string_view query, std::string_view name, int otherwise, int most) {
+// A member of the query, as it is written there; unset: it has none of that name.
+std::optional<std::string_view> query_value(std::string_view query, std::string_view name) {
   while (!query.empty()) {
     const size_t end = std::min(query.find('&'), query.size());
-    std::string_view pair = query.substr(0, end);
+    const std::string_view pair = query.substr(0, end);
     query.remove_prefix(std::min(end + 1, query.size()));
-    if (!pair.starts_with(name) || pair.size() <= name.size() || pair[name.size()] != '=') continue;
-    pair.remove_prefix(name.size() + 1);
-    int value = 0;
-    const auto parsed = std::from_chars(pair.data(), pair.data() + pair.size(), value);
-    const bool whole = parsed.ec == std::errc() && parsed.ptr == pair.data() + pair.size();
-    return whole && value >= 1 && value <= most ? std::optional(value) : std::nullopt;
+    if (pair.starts_with(name) && pair.size() > name.size() && pair[name.size()] == '=')
+      return pair.substr(name.size() + 1);
   }
-  return otherwise;
+  return {};
+}
+
+// A number of the query, `otherwise` where it has none of that name; unset: it is none from 1 to `most`.
+std::optional<int> query_number(std::string_view query, std::string_view name, int otherwise, int most) {
+  const auto text = query_value(query, name);
+  if (!text) return otherwise;
+  int value = 0;
+  const auto parsed = std::from_chars(text->data(), text->data() + text->size(), value);
+  const bool whole = parsed.ec == std::errc() && parsed.ptr == text->data() + text->size();
+  return whole && value >= 1 && value <= most ? std::optional(value) : std::nullopt;
 }
 
 HttpResponse bad_number(std::string_view name, int most) {
@@ -118,7 +124,12 @@ HttpResponse running_timeline(const RunningRequest& running, const View& view) {
   const SpanClock::Reading engine = running.choices[k]->spans.read(now);
   SpanTimes spans = a.choices[k].spans;
   for (size_t i = 0; i < size_t(kSpans); ++i) spans.ns[i] += engine.spans.ns[i];
-  if (engine.ended) spans[Span::format] += std::max<TimeNs>(0, now - engine.until());
+  if (engine.ended) {
+    const TimeNs since = std::max<TimeNs>(0, now - engine.until());
+    const TimeNs blocked = std::min(since, running.blocked.ns(now, engine.until()));
+    spans[Span::format] += since - blocked;
+    spans[Span::write] += blocked;
+  }
   HttpResponse response;
   JsonWriter w(response.body);
   w.begin_object();
@@ -185,13 +196,16 @@ HttpResponse attribution(const HttpRequest& request, const View& view) {
   const auto window_s = query_number(request.query, "window_s", 60, kLongestWindowS);
   if (!window_s) return bad_number("window_s", kLongestWindowS);
   const TimeNs from = now_ns() - TimeNs(*window_s) * 1'000'000'000;
-  const auto kept = view.log.recent(RequestLog::kRequests, view.tenant);
+  auto kept = view.log.recent(RequestLog::kRequests, view.tenant);
+  // Where the log is full and all of it lies in the window, there may have been more.
+  const bool complete = kept.size() < RequestLog::kRequests || kept.back().account->finished < from;
+  if (const auto prefix = query_value(request.query, "request_id_prefix"))
+    std::erase_if(kept, [&](const auto& k) { return !k.account->request_id.starts_with(*prefix); });
   const WindowAttribution result = attribution_of(kept, from);
   HttpResponse response;
   JsonWriter w(response.body);
   w.begin_object().key("window_s").integer(*window_s);
-  // Where the log is full and all of it lies in the window, there may have been more.
-  w.key("complete").boolean(result.all.requests < int(RequestLog::kRequests));
+  w.key("complete").boolean(complete);
   append_attribution(w, result.all);
   w.key("slowest").begin_object();
   append_attribution(w, result.slowest);

@@ -55,8 +55,11 @@ std::string path_of_one(std::string_view name, std::string_view parameter, const
                         operations);
 }
 std::string number_parameter(std::string_view name, std::string_view most) {
-  return R"("parameters":[{"name":)" + text(name) +
-         R"(,"in":"query","schema":{"type":"integer","minimum":1,"maximum":)" + std::string(most) + "}}],";
+  return R"({"name":)" + text(name) + R"(,"in":"query","schema":{"type":"integer","minimum":1,"maximum":)" +
+         std::string(most) + "}}";
+}
+std::string text_parameter(std::string_view name) {
+  return R"({"name":)" + text(name) + R"(,"in":"query","schema":{"type":"string"}})";
 }
 
 std::string json(const std::string& schema) { return content("application/json", schema); }
@@ -68,6 +71,10 @@ std::string joined(std::initializer_list<std::string> parts) {
   std::string out;
   for (const std::string& part : parts) out += (out.empty() ? "" : ",") + part;
   return out;
+}
+
+std::string parameters(std::initializer_list<std::string> parts) {
+  return R"("parameters":[)" + joined(parts) + "],";
 }
 
 std::string generation_paths() {
@@ -139,15 +146,16 @@ std::string observing_paths() {
                           answer("The answer.", status,
                                  R"(,"503":{"description":"Why not.","content":{)" + status + "}}"),
                           free)),
-       path("/v1/requests", get("The last requests and where their time went.",
-                                answer("The requests.", any, failures("Error", {"400", "401"})),
-                                number_parameter("recent", "1000"))),
+       path("/v1/requests",
+            get("The last requests and where their time went.",
+                answer("The requests.", any, failures("Error", {"400", "401"})),
+                parameters({number_parameter("recent", "1000"), number_parameter("slowest", "1000")}))),
        path_of_one("/v1/requests/{id}/timeline", "id",
                    get("Where a request's time went.",
                        answer("The timeline.", any, failures("Error", {"401", "404"})))),
        path("/v1/requests/attribution",
             get("All of them summed.", answer("The sums.", any, failures("Error", {"400", "401"})),
-                number_parameter("window_s", "86400"))),
+                parameters({number_parameter("window_s", "86400"), text_parameter("request_id_prefix")}))),
        path("/v1/live",
             get("The server's numbers as server-sent events, one a second, without end.",
                 answer("The stream.", plain("text/event-stream"), failures("Error", {"401", "503"})))),
