@@ -1,4 +1,5 @@
 """SIGHUP: sluice.yaml is read again, and scheduling changes while requests run."""
+import json
 import signal
 
 from conftest import SMOLLM2, until
@@ -33,6 +34,19 @@ def test_scheduling_changes_while_a_request_runs(start, tmp_path):
     assert expected.endswith(text), "nothing of the answer was lost"
     assert server.post("/v1/completions", {**LONG, "max_tokens": 3})[0] == 200
     assert until(lambda: server.metric("sluice_batches_total") >= 1)
+
+
+def test_a_refusal_is_one_line_of_the_log(start, tmp_path):
+    config = tmp_path / "sluice.yaml"
+    config.write_text("scheduler:\n  policy: serial\n  target_itl_ms: 20\n")
+    server = start(SMOLLM2, "--config", config, "--log-json")
+    config.write_text("scheduler:\n  target_itl_ms: -1\n")
+    server.signal(signal.SIGHUP)
+    lines = []
+    while not any("nothing has changed" in line["message"] for line in lines):
+        lines.append(json.loads(server.process.stderr.readline()))  # no line that is none of JSON
+    assert "sluice.yaml:2" in lines[-1]["message"] and "scheduler.target_itl_ms" in lines[-1]["message"]
+    assert any("scheduler.target_itl_ms: no effect with scheduler.policy serial" in line["message"] for line in lines), "said at start"
 
 
 def test_a_bad_file_changes_nothing_and_says_why(start, tmp_path):

@@ -1,5 +1,7 @@
 """The end of a server: orderly after one signal, at once after two."""
 import signal
+import subprocess
+import threading
 
 from conftest import SMOLLM2, TIMEOUT_S, until
 
@@ -53,6 +55,30 @@ def test_second_signal_ends_at_once(start):
     next(stream.events())
     server.signal()
     assert until(lambda: not accepts(server))
-    server.signal()
+    # One that comes at once is the same wish said twice; a later one is not.
+    assert until(lambda: ends_within(server, 0.1))
     server.process.communicate(timeout=TIMEOUT_S)
     assert server.process.returncode in (128 + signal.SIGTERM, 0)
+
+
+def ends_within(server, seconds):
+    server.signal()
+    try:
+        return server.process.wait(timeout=seconds) is not None
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def test_who_waits_in_a_window_is_answered_at_once(start):
+    """A window of a minute, which nothing would fill: the signal ends it."""
+    server = start(SMOLLM2, "--set", "scheduler.policy=windowed", "--set", "scheduler.window.window_ms=60000", "--set",
+                   "scheduler.window.batch_timeout_ms=60000", "--set", "scheduler.window.min_trigger_interval_ms=60000")
+    answers = []
+    client = threading.Thread(target=lambda: answers.append(server.post("/v1/completions", {**LONG, "max_tokens": 5})))
+    client.start()
+    assert until(lambda: server.metric("sluice_requests_waiting") == 1)
+    server.signal()
+    client.join(timeout=TIMEOUT_S)
+    assert answers[0][0] == 200 and answers[0][1]["choices"][0]["finish_reason"] == "length"
+    server.process.communicate(timeout=TIMEOUT_S)
+    assert server.process.returncode == 0

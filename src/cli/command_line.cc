@@ -42,8 +42,10 @@ class Parser {
  public:
   Parser();
   std::variant<CommandLine, int> parse(int argc, char** argv);
+  Result<Config> settings(int argc, char** argv);
 
  private:
+  Status take(const std::vector<std::string>& words);
   CLI::App* command(CLI::App& parent, const char* name, Command command, const char* text,
                     const char* examples);
   void add_model(CLI::App* app, bool required);
@@ -337,14 +339,15 @@ void Parser::add_simulate(CLI::App& bench) {
                   "Step times by the limits of h200, or of this machine (cpu); what differs follows: "
                   "h200,read_gb_s=3350,tflop_s=500,memory_gib=80,layer_us=18,step_us=20")
       ->type_name("CARD");
-  app->add_option("--fit", s.fit,
-                  "Step times and sizes from a file of serve --record-steps; alone, prints the fit")
+  app->add_option(
+         "--fit", s.fit,
+         "Step times and sizes from a file of serve --record-steps; without --arrivals or --sweep, prints "
+         "the fit and stops")
       ->type_name("FILE");
   app->add_option("--arrivals", s.arrivals,
                   "poisson:RATE, bursty:RATE,BURST_RATE,ON_S,OFF_S, closed:CONCURRENCY or file:PATH (CSV or "
                   "JSON lines of "
-                  "timestamp,input,output[,lane,tenant,shared_prefix])")
-      ->capture_default_str();
+                  "timestamp,input,output[,lane,tenant,shared_prefix]); default: poisson:10");
   app->add_option("--input-tokens", s.input_tokens,
                   "512, 512±128, uniform:LOW,HIGH or lognormal:MEDIAN,SIGMA[,MOST]")
       ->capture_default_str();
@@ -379,6 +382,8 @@ void Parser::add_simulate(CLI::App& bench) {
   add_key(app, "--max-queue", "engine.max_queue");
   add_key(app, "--step-tokens", "engine.step_tokens");
   add_key(app, "--kv-bytes", "engine.kv_bytes");
+  add_key(app, "--prefix-cache,!--no-prefix-cache", "kv.prefix_cache",
+          "Whether prompts that begin alike are computed once");
 }
 
 Status Parser::settle() {
@@ -516,6 +521,26 @@ std::string unknown_flag(const CLI::App& root, const std::vector<std::string>& w
   return {};
 }
 
+// Throws what CLI11 throws.
+Status Parser::take(const std::vector<std::string>& words) {
+  std::vector<std::string> reversed(words.rbegin(), words.rend());
+  app_.parse(reversed);
+  for (const auto& [app, command] : commands_)
+    if (app->parsed()) line_.command = command;
+  if (Status status = settle(); !status) return status;
+  return check();
+}
+
+Result<Config> Parser::settings(int argc, char** argv) {
+  try {
+    if (Status status = take({argv + std::min(argc, 1), argv + argc}); !status)
+      return std::move(status).error();
+    return std::move(line_.config);
+  } catch (const CLI::Error& e) {
+    return Error{ErrorCode::kInvalidArgument, e.what()};
+  }
+}
+
 std::variant<CommandLine, int> Parser::parse(int argc, char** argv) {
   std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
   if (words.empty()) words = {"--help"};
@@ -529,12 +554,7 @@ std::variant<CommandLine, int> Parser::parse(int argc, char** argv) {
     if (const CLI::App* bench = app_.get_subcommand("bench"); !has_command(*bench, words[1]))
       return wrong_use("bench: " + unknown_command(*bench, words[1]), "sluice bench");
   try {
-    std::vector<std::string> reversed(words.rbegin(), words.rend());
-    app_.parse(reversed);
-    for (const auto& [app, command] : commands_)
-      if (app->parsed()) line_.command = command;
-    if (Status status = settle(); !status) return wrong_use(status.error().message, chosen_path());
-    if (Status status = check(); !status) return wrong_use(status.error().message, chosen_path());
+    if (Status status = take(words); !status) return wrong_use(status.error().message, chosen_path());
     return std::move(line_);
   } catch (const CLI::Success& e) {
     app_.exit(e);  // prints help or version
@@ -548,5 +568,6 @@ std::variant<CommandLine, int> Parser::parse(int argc, char** argv) {
 }  // namespace
 
 std::variant<CommandLine, int> parse_command_line(int argc, char** argv) { return Parser().parse(argc, argv); }
+Result<Config> reread_settings(int argc, char** argv) { return Parser().settings(argc, argv); }
 
 }  // namespace sluice::cli

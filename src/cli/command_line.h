@@ -19,8 +19,7 @@ struct ServeOptions {
   bool dry_run = false;
   bool print_config = false;
   bool print_schema = false;
-  // The settings as they stand now, read anew; nothing where they are refused, which has been said.
-  std::function<std::optional<Config>()> reread;
+  std::function<Result<Config>()> reread;  // the settings as they stand now, read anew
 };
 
 // Sampling of `run` and `chat`; negative temperature and top_k -1: the model's own default, else greedy.
@@ -70,9 +69,9 @@ struct BenchServeOptions {
 };
 
 struct BenchSimulateOptions {
-  std::string card;  // where a model is simulated; or
-  std::string fit;   // a file of recorded steps
-  std::string arrivals = "poisson:10";
+  std::string card;      // where a model is simulated; or
+  std::string fit;       // a file of recorded steps
+  std::string arrivals;  // empty: of recorded steps only the fit is wanted, else kDefaultArrivals
   std::string input_tokens = "128", output_tokens = "64", lanes, host;
   int tenants = 1;
   int shared_prefix = 0;
@@ -100,5 +99,9 @@ struct CommandLine {
 // The command line, or the exit status where nothing is left to do (help was printed, or the use was wrong and
 // said so).
 std::variant<CommandLine, int> parse_command_line(int argc, char** argv);
+
+// The settings that the same command line gives now (sluice.yaml and the environment may have changed). Prints
+// nothing.
+Result<Config> reread_settings(int argc, char** argv);
 
 }  // namespace sluice::cli

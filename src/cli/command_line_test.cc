@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 
+#include "cli/signals.h"
+
 namespace sluice::cli {
 namespace {
 
@@ -32,6 +34,31 @@ std::pair<int, std::string> bad(const std::vector<std::string>& words) {
   const std::string said = testing::internal::GetCapturedStderr();
   const int* status = std::get_if<int>(&parsed);
   return {status ? *status : -1, said};
+}
+
+// A reload is for the log to speak of.
+TEST(CommandLine, ReadAgainItSaysNothingItself) {
+  const auto again = [](std::vector<std::string> words) {
+    words.insert(words.begin(), "sluice");
+    std::vector<char*> argv;
+    for (std::string& w : words) argv.push_back(w.data());
+    testing::internal::CaptureStderr();
+    Result<Config> read = reread_settings(int(argv.size()), argv.data());
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+    return read;
+  };
+  const Result<Config> good = again({"serve", "m.gguf", "--max-queue", "7"});
+  ASSERT_TRUE(good.ok());
+  EXPECT_EQ(good->model.engine.max_queue, 7);
+  EXPECT_FALSE(again({"serve", "m.gguf", "--set", "scheduler.target_itl_ms=-1"}).ok());
+  EXPECT_FALSE(again({"serve", "m.gguf", "--config", "/nonexistent.yaml"}).ok());
+  EXPECT_FALSE(again({"serve", "--no-such-flag"}).ok());
+}
+
+TEST(Signals, TheSameWishTwiceIsNoImpatience) {
+  EXPECT_FALSE(is_impatient(0, 5)) << "the first";
+  EXPECT_FALSE(is_impatient(1000, 1000 + kSameWishNs - 1));
+  EXPECT_TRUE(is_impatient(1000, 1000 + kSameWishNs));
 }
 
 TEST(CommandLine, ServeFlagsSetKeys) {

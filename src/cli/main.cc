@@ -3,7 +3,6 @@
 #include <cstring>
 #include <functional>
 #include <iostream>
-#include <optional>
 #include <system_error>
 
 #include "base/log.h"
@@ -20,7 +19,7 @@ LogLevel log_level(const std::string& name) {
   return LogLevel::info;
 }
 
-int dispatch(const CommandLine& line, std::function<std::optional<Config>()> reread) {
+int dispatch(const CommandLine& line, std::function<Result<Config>()> reread) {
   switch (line.command) {
     case Command::serve: {
       ServeOptions options = line.serve;
@@ -65,11 +64,7 @@ int main(int argc, char** argv) {
   set_log_level(log_level(line.config.log_level));
   set_log_json(line.config.log_json);
   try {
-    const auto reread = [&]() -> std::optional<Config> {
-      std::variant<CommandLine, int> again = parse_command_line(argc, argv);
-      CommandLine* read = std::get_if<CommandLine>(&again);
-      return read ? std::optional(std::move(read->config)) : std::nullopt;
-    };
+    const auto reread = [&] { return reread_settings(argc, argv); };
     return flushed(dispatch(line, reread), 0);
   } catch (const std::system_error& e) {  // fmt::print, when nothing more can be written
     return flushed(kExitFailure, e.code().value());

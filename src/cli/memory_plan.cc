@@ -133,8 +133,11 @@ Result<std::string> describe_start(const Config& config) {
   const Result<Batching> batching =
       batching_of(config.model.engine.batching, config.model.engine.max_sequences);
   if (!batching) return batching.error();
-  return describe(plan) +
-         fmt::format("  {:24}{}\n  {:24}{}\n", "KV cache", kv->reason, "batching", describe(*batching));
+  std::string out = describe(plan) + fmt::format("  {:24}{}\n  {:24}{}\n", "KV cache", kv->reason, "batching",
+                                                 describe(*batching));
+  if (const std::string idle = without_effect(config.model.engine); !idle.empty())
+    out += fmt::format("  {:24}{}\n", "without effect", idle);
+  return out;
 }
 
 }  // namespace sluice::cli

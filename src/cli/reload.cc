@@ -1,8 +1,17 @@
 #include "cli/reload.h"
 
 #include "base/log.h"
+#include "engine/make_engine.h"
 
 namespace sluice::cli {
+
+namespace {
+
+void refuse(const Error& error) {
+  LOG(warn, "reload: {}{}{}; nothing has changed", error.field, error.field.empty() ? "" : ": ", error.message);
+}
+
+}  // namespace
 
 bool is_live(std::string_view key) {
   return key.starts_with("scheduler.") || key.starts_with("inference.dynamic_batching.") ||
@@ -10,23 +19,16 @@ bool is_live(std::string_view key) {
 }
 
 void Reload::apply(Engine& engine) {
-  std::optional<Config> read = reread_();
-  if (!read) {
-    LOG(warn, "reload: the settings are refused; nothing has changed");
-    return;
-  }
+  const Result<Config> read = reread_();
+  if (!read) return refuse(read.error());
   std::string fixed;
   for (const Key* key : changed_keys(running_, *read))
     if (!is_live(key->name)) fixed += (fixed.empty() ? "" : ", ") + std::string(key->name);
   const Result<std::string> changed = engine.reschedule(read->model.engine);
-  if (!changed) {
-    const Error& error = changed.error();
-    LOG(warn, "reload: {}{}{}; nothing has changed", error.field, error.field.empty() ? "" : ": ",
-        error.message);
-    return;
-  }
+  if (!changed) return refuse(changed.error());
   if (!fixed.empty()) LOG(warn, "reload: changed, but needs a restart: {}", fixed);
   LOG(info, "reload: {}", changed->empty() ? "no change" : *changed);
+  if (const std::string idle = without_effect(read->model.engine); !idle.empty()) LOG(warn, "reload: {}", idle);
   EngineConfig& engine_config = running_.model.engine;
   engine_config.batching = read->model.engine.batching;
   engine_config.scheduling = read->model.engine.scheduling;

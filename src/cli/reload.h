@@ -3,7 +3,6 @@
 #pragma once
 
 #include <functional>
-#include <optional>
 #include <string_view>
 
 #include "cli/config.h"
@@ -16,14 +15,14 @@ bool is_live(std::string_view key);
 
 class Reload {
  public:
-  // `reread`: the settings, or nothing where they are refused, after saying why on standard error.
-  Reload(Config running, std::function<std::optional<Config>()> reread)
+  // `reread`: the settings as they stand now, or why they are refused.
+  Reload(Config running, std::function<Result<Config>()> reread)
       : running_(std::move(running)), reread_(std::move(reread)) {}
   void apply(Engine& engine);
 
  private:
   Config running_;
-  std::function<std::optional<Config>()> reread_;
+  std::function<Result<Config>()> reread_;
 };
 
 }  // namespace sluice::cli

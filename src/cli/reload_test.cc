@@ -31,7 +31,7 @@ class NotingEngine final : public Engine {
 
 TEST(Reload, WhatChangesIsHandedOn) {
   Config read;
-  Reload reload(Config(), [&] { return std::optional(read); });
+  Reload reload(Config(), [&] { return Result<Config>(read); });
   NotingEngine engine;
   read.model.engine.scheduling.target_itl_ms = 20;
   read.server.port = 1;  // needs a restart, and keeps nothing else back
@@ -44,11 +44,13 @@ TEST(Reload, WhatChangesIsHandedOn) {
 }
 
 TEST(Reload, WhatIsRefusedChangesNothing) {
-  std::optional<Config> read;
+  Result<Config> read = Error{ErrorCode::kInvalidArgument, "sluice.yaml:1: no"};
   Reload reload(Config(), [&] { return read; });
   NotingEngine engine;
   reload.apply(engine);
-  read.emplace().model.engine.scheduling.batch_weight = 0;
+  Config wrong;
+  wrong.model.engine.scheduling.batch_weight = 0;
+  read = wrong;
   reload.apply(engine);
   EXPECT_TRUE(engine.changes.empty());
 }

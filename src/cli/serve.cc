@@ -137,6 +137,7 @@ int serve(const Config& config, const ServeOptions& options) {
   }
   LOG(info, "draining: no new requests; running answers have {} ms", config.drain_timeout_ms);
   const TimeNs deadline = now_ns() + TimeNs(config.drain_timeout_ms) * 1'000'000;
+  model.engine().stop_gathering();
   server.drain(deadline);
   model.engine().drain(deadline);
   recorder.reset();

@@ -12,6 +12,7 @@ namespace sluice::cli {
 namespace {
 
 std::atomic<int> seen{0};
+std::atomic<TimeNs> first_at{0};
 std::atomic<bool> hung_up{false};
 std::atomic<int> event_fd{-1};
 
@@ -23,7 +24,9 @@ void ring() {
 }
 
 void on_signal(int signal) {
-  if (seen.fetch_add(1) > 0) _exit(128 + signal);
+  const TimeNs now = now_ns();
+  if (is_impatient(first_at.load(), now)) _exit(128 + signal);
+  if (seen.fetch_add(1) == 0) first_at.store(now);
   ring();
 }
 
@@ -58,7 +61,10 @@ Signals::~Signals() {
 
 bool Signals::take_hangup() { return hung_up.exchange(false); }
 int Signals::count() { return seen.load(); }
-void Signals::reset() { seen.store(0); }
+void Signals::reset() {
+  seen.store(0);
+  first_at.store(0);
+}
 void Signals::wake() { ring(); }
 
 void Signals::wait() {

@@ -4,10 +4,17 @@
 
 #include <csignal>
 
+#include "base/clock.h"
+
 namespace sluice::cli {
 
-// The first signal is counted and wakes whoever waits; the second ends the process at once, with status 128 +
-// signal.
+// A second signal to end within so long after the first is the same wish said twice (a shell and a supervisor
+// that both pass it on), and not impatience.
+inline constexpr TimeNs kSameWishNs = 500'000'000;
+constexpr bool is_impatient(TimeNs first, TimeNs now) { return first != 0 && now - first >= kSameWishNs; }
+
+// The first signal is counted and wakes whoever waits; an impatient one after it ends the process at once, with
+// status 128 + signal.
 class Signals {
  public:
   // `only_interrupt`: SIGTERM keeps its default, and the count may be reset (chat: Ctrl-C ends an answer, not

@@ -54,10 +54,9 @@ Status check_request(const Request& r, const EngineInfo& info) {
   const int vocab = info.spec.vocab;
   if (r.prompt.empty()) return invalid("prompt", "the prompt is empty");
   if (r.prompt.size() >= size_t(info.context))
-    return invalid("prompt",
-                   fmt::format("the prompt has {} tokens; the context of {} leaves room for {} and one more to "
-                               "generate",
-                               r.prompt.size(), info.context, info.context - 1));
+    return invalid(
+        "prompt", fmt::format("the prompt has {} tokens; {}, and at least one of them must be left to generate",
+                              r.prompt.size(), describe_context(info)));
   for (int32_t id : r.prompt)
     if (id < 0 || id >= vocab)
       return invalid("prompt", fmt::format("prompt: token id {} is not in 0..{}", id, vocab - 1));
@@ -67,6 +66,15 @@ Status check_request(const Request& r, const EngineInfo& info) {
 }
 
 }  // namespace
+
+std::string describe_context(const EngineInfo& info) {
+  if (info.context >= info.context_wanted)
+    return fmt::format("the context of this model is {} tokens", info.context);
+  return fmt::format(
+      "the context is {} tokens and not {}, since the {} blocks of {} tokens that keys and values have hold no "
+      "more (engine.kv_bytes)",
+      info.context, info.context_wanted, info.blocks, info.block_tokens);
+}
 
 class EngineImpl final : public Engine {
  public:
@@ -174,8 +182,16 @@ class EngineImpl final : public Engine {
     return change;
   }
 
+  // An age of 0 is what it means. Where earlier changes have not been taken up yet, those that wait have to
+  // wait for their window.
+  void stop_gathering() override {
+    policy_.batching.window.max_wait_ns = 0;
+    loop_.replace_policy(policy_);
+  }
+
   void drain(TimeNs deadline) override {
     door_->draining.store(true);
+    stop_gathering();
     wait_until_empty(deadline);
     door_->cancel_all.store(true);
     door_->cancels.fetch_add(1);

@@ -114,7 +114,8 @@ struct EngineConfig {
 // What was decided at start; printed, and returned by /v1/models and the admin route.
 struct EngineInfo {
   ModelSpec spec;
-  int context = 0;  // tokens a request may span: prompt + generated
+  int context = 0;         // tokens a request may span: prompt + generated
+  int context_wanted = 0;  // as configured or trained for: more than `context` where the pool holds no more
   int block_tokens = 0;
   int blocks = 0;
   int max_requests = 0;  // running and waiting together; submit refuses beyond
@@ -125,6 +126,10 @@ struct EngineInfo {
   DeviceInfo device;
   Batching batching = {};
 };
+
+// "the context of this model is 8192 tokens"; where the pool shortens it, what of the pool does and which
+// setting is for that.
+std::string describe_context(const EngineInfo& info);
 
 // A snapshot of the loop, for /metrics, /ready and liveness.
 struct EngineStatus {
@@ -166,6 +171,9 @@ class Engine {
     return Error{ErrorCode::kUnsupported, "this engine has no scheduler"};
   }
 
+  // Nobody else will come: under `windowed`, batches begin with whoever waits. For good, since a drain follows;
+  // drain() does it too. Called by the thread that calls reschedule().
+  virtual void stop_gathering() {}
   // Refuses new requests, lets the running ones finish until `deadline`, then cancels what is left. Blocks
   // until idle.
   virtual void drain(TimeNs deadline) = 0;

@@ -412,6 +412,39 @@ TEST_P(EngineTest, DeadlinesHoldForWhatRunsAndWhatWaits) {
   expect_empty();
 }
 
+// Whoever waits in a window when the server is told to end need not wait for others who will not come.
+TEST_P(EngineTest, NobodyGathersWhoKnowsThatNobodyComes) {
+  constexpr TimeNs kForEver = 3600'000'000'000;
+  Scene scene;
+  scene.policy.batching = {BatchingKind::windowed,
+                           {.max_batch = 8, .max_wait_ns = kForEver, .idle_ns = 0, .span_ns = 0}};
+  for (const bool by_drain : {false, true}) {
+    make(scene);
+    const Request r = wish(5, 4);
+    TestClient client(*engine_, r);
+    if (by_drain)
+      engine_->drain(now_ns() + kForEver);
+    else
+      engine_->stop_gathering();
+    client.finish();
+    EXPECT_EQ(client.reason, FinishReason::length);
+    EXPECT_EQ(client.ids, expected(r));
+    expect_empty();
+  }
+}
+
+// The numbers of the pool, and the setting, where that and not the model is what a prompt is too long for.
+TEST(DescribeContext, SaysWhatShortensIt) {
+  EngineInfo info;
+  info.context = info.context_wanted = 2048, info.blocks = 128, info.block_tokens = 16;
+  EXPECT_EQ(describe_context(info), "the context of this model is 2048 tokens");
+  info.context = 512, info.blocks = 32;
+  EXPECT_EQ(
+      describe_context(info),
+      "the context is 512 tokens and not 2048, since the 32 blocks of 16 tokens that keys and values have "
+      "hold no more (engine.kv_bytes)");
+}
+
 TEST_P(EngineTest, ADrainRefusesFinishesThenCancels) {
   make();
   const int begun = runner_->begun();

@@ -97,7 +97,8 @@ Result<KvSize> size_kv(const KvWish& wish) {
       size.exceeds_free ? fmt::format("; more than the {:.0f} MiB that are free", mib(available(wish))) : "",
       size.layout.max_length,
       size.layout.max_length < layout.max_length
-          ? fmt::format(", shrunk from {} for lack of memory", layout.max_length)
+          ? fmt::format(", shrunk from {} {}", layout.max_length,
+                        wish.kv_bytes ? "since engine.kv_bytes holds no more" : "for lack of memory")
           : "");
   return size;
 }

@@ -34,6 +34,12 @@ TEST(KvSize, AtMostHalfOfTheFreeMemoryThenTheContextShrinks) {
   EXPECT_EQ(none.error().field, "engine.kv_bytes");
 }
 
+TEST(KvSize, AContextThatIsCutByASettingNamesIt) {
+  KvWish w = wish(8192, 10000);
+  w.kv_bytes = 100 * 1000;
+  EXPECT_NE(size_kv(w)->reason.find("shrunk from 8192 since engine.kv_bytes holds no more"), std::string::npos);
+}
+
 TEST(KvSize, WhatTheUserSetsIsTaken) {
   KvWish w = wish(8192, 10);
   w.kv_bytes = 700 * 1000 + 999;

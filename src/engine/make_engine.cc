@@ -85,9 +85,12 @@ Error advised(Error error, bool card = true) {
 // Sizes that the products of the layers are met at before the first request: what a library looks up or loads
 // for a number of rows, it does then.
 WarmUp warm_up_for(const DeviceInfo& device, int step_tokens, std::function<void(double)> progress) {
-  WarmUp warm_up{{std::min(16, step_tokens)}, std::move(progress)};
+  WarmUp warm_up{{}, std::move(progress), !device.is_card()};
+  // As many as make the cost of a prompt's rows known (step_time.h): else the first prompts beside a stream
+  // would find out, at its expense.
+  if (!device.is_card())
+    for (int tokens : {16, 8, 24, 16}) warm_up.prompts.push_back(std::min(tokens, step_tokens));
   if (!device.is_card()) return warm_up;
-  warm_up.prompts.clear();
   for (int tokens = step_tokens; tokens >= 16; tokens /= 2) warm_up.prompts.push_back(tokens);
   warm_up.prompts.push_back(1);
   return warm_up;
@@ -210,6 +213,18 @@ Result<Policy> policy_of(const EngineConfig& config) {
   return policy_with(policy, config.batching, config.scheduling, config.mixed_prompt_tokens);
 }
 
+std::string without_effect(const EngineConfig& config) {
+  const Result<Batching> batching = batching_of(config.batching, config.max_sequences);
+  if (!batching) return {};
+  const std::vector<std::string> keys =
+      without_effect(*batching, config.batching, config.scheduling, config.mixed_prompt_tokens);
+  if (keys.empty()) return {};
+  return fmt::format("{}: no effect with {}", fmt::join(keys, ", "),
+                     config.batching.dynamic.enabled
+                         ? "inference.dynamic_batching.enabled: true"
+                         : fmt::format("scheduler.policy {}", batching_name(batching->kind)));
+}
+
 Status check_context(const EngineConfig& config, const ModelSpec& spec, const std::string& path) {
   if (config.max_context <= spec.context) return {};
   return Error{
@@ -289,7 +304,8 @@ Result<ModelSteps> make_steps(const ModelSpec& spec, const Weights& weights, Bac
   auto sized = size_kv(wish);
   if (!sized) return std::move(sized).error();
   steps.kv = std::move(*sized);
-  if (steps.kv.exceeds_free)
+  // Of a context that somebody asked for, less is worth a warning.
+  if (steps.kv.exceeds_free || (config.max_context && steps.kv.layout.max_length < wish.layout.max_length))
     LOG(warn, "keys and values: {}", steps.kv.reason);
   else
     LOG(info, "keys and values: {}", steps.kv.reason);
@@ -311,10 +327,12 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const Engi
   ModelSteps& steps = *made;
   const Policy policy = *policy_of(steps.config);
   LOG(info, "batching: {}", describe(policy.batching));
+  if (const std::string idle = without_effect(steps.config); !idle.empty()) LOG(warn, "{}", idle);
 
   EngineInfo info;
   info.spec = model.spec;
   info.context = steps.kv.layout.max_length;
+  info.context_wanted = steps.config.max_context ? steps.config.max_context : model.spec.context;
   info.block_tokens = steps.config.block_tokens;
   info.blocks = steps.kv.blocks;
   info.kv_bytes = size_t(steps.kv.blocks) * steps.block_bytes;

@@ -28,6 +28,8 @@ struct EngineModel {
 struct WarmUp {
   std::vector<int> prompts = {16};  // tokens; one longer than the context is cut
   std::function<void(double)> progress{};
+  // Whether these steps tell what later ones take. On a card they do not: code is loaded in them.
+  bool tells_step_times = true;
 };
 
 // "auto", "cpu", "ref" or "cuda[:N]". Auto: the first card that can be used, else the CPU; the log says which,
@@ -45,6 +47,10 @@ EngineConfig settled(const EngineConfig& config, const DeviceInfo& device);
 
 // The scheduler's policy of a config that is settled. Errors: those of policy_with.
 Result<Policy> policy_of(const EngineConfig& config);
+
+// "KEY, KEY: no effect with scheduler.policy serial": settings that mean nothing beside the others; empty:
+// none.
+std::string without_effect(const EngineConfig& config);
 
 // What make_engine asks size_kv for, given what is free on `device` once the weights are in; `serve --dry-run`
 // shows it. `config` is settled.

@@ -42,6 +42,35 @@ Result<Policy> policy_with(Policy policy, const BatchingSettings& batching, cons
   return policy;
 }
 
+std::vector<std::string> without_effect(const Batching& batching, const BatchingSettings& settings,
+                                        const SchedulingSettings& scheduling, int mixed_prompt_tokens) {
+  const BatchingSettings unset;
+  const bool windowed = batching.kind == BatchingKind::windowed, serial = batching.kind == BatchingKind::serial;
+  const bool sliding = windowed && !settings.dynamic.enabled;
+  const struct {
+    const char* key;
+    bool set, used;
+  } keys[] = {
+      {"scheduler.target_itl_ms", scheduling.target_itl_ms != 0, !serial},
+      {"engine.mixed_prompt_tokens", mixed_prompt_tokens != 0, !serial},
+      {"scheduler.window.window_ms", settings.window.window_ms != unset.window.window_ms, sliding},
+      {"scheduler.window.max_batch_size", settings.window.max_batch_size != unset.window.max_batch_size,
+       sliding},
+      {"scheduler.window.min_trigger_interval_ms",
+       settings.window.min_trigger_interval_ms != unset.window.min_trigger_interval_ms, sliding},
+      {"scheduler.window.batch_timeout_ms", settings.window.batch_timeout_ms != unset.window.batch_timeout_ms,
+       sliding},
+      {"inference.dynamic_batching.max_batch_size",
+       settings.dynamic.max_batch_size != unset.dynamic.max_batch_size, settings.dynamic.enabled},
+      {"inference.dynamic_batching.batch_wait_timeout_ms",
+       settings.dynamic.batch_wait_timeout_ms != unset.dynamic.batch_wait_timeout_ms, settings.dynamic.enabled},
+  };
+  std::vector<std::string> idle;
+  for (const auto& k : keys)
+    if (k.set && !k.used) idle.emplace_back(k.key);
+  return idle;
+}
+
 std::string describe_change(const Policy& from, const Policy& to) {
   std::string out;
   const auto line = [&](const char* what, const std::string& a, const std::string& b) {

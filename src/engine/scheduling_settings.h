@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "engine/batching_settings.h"
@@ -21,6 +22,10 @@ struct SchedulingSettings {
 // Errors (kInvalidArgument, field set): as batching_of, and numbers out of range.
 Result<Policy> policy_with(Policy sizes, const BatchingSettings& batching, const SchedulingSettings& scheduling,
                            int mixed_prompt_tokens);
+
+// Keys that are set (to something else than their default) and mean nothing under this policy; empty: none.
+std::vector<std::string> without_effect(const Batching& batching, const BatchingSettings& settings,
+                                        const SchedulingSettings& scheduling, int mixed_prompt_tokens);
 
 // What differs, as lines for the log: "lanes: 16/4/1 -> 8/4/1".
 std::string describe_change(const Policy& from, const Policy& to);

@@ -34,6 +34,24 @@ TEST(SchedulingSettings, ABatchRunsAtTheSameTime) {
   EXPECT_EQ(made.error().field, "inference.dynamic_batching.max_batch_size");
 }
 
+TEST(SchedulingSettings, WhatMeansNothingUnderAPolicyIsNamed) {
+  BatchingSettings set;
+  set.window.max_batch_size = 7;
+  set.dynamic.batch_wait_timeout_ms = 3;
+  const auto idle = [&](const char* policy) {
+    set.policy = policy;
+    return without_effect(*batching_of(set, 0), set, {.target_itl_ms = 5}, 9);
+  };
+  using Keys = std::vector<std::string>;
+  EXPECT_EQ(idle("windowed"), Keys{"inference.dynamic_batching.batch_wait_timeout_ms"});
+  EXPECT_EQ(idle("continuous"),
+            (Keys{"scheduler.window.max_batch_size", "inference.dynamic_batching.batch_wait_timeout_ms"}));
+  EXPECT_EQ(idle("serial"),
+            (Keys{"scheduler.target_itl_ms", "engine.mixed_prompt_tokens", "scheduler.window.max_batch_size",
+                  "inference.dynamic_batching.batch_wait_timeout_ms"}));
+  EXPECT_TRUE(without_effect({}, {}, {}, 0).empty());
+}
+
 TEST(SchedulingSettings, AChangeIsToldInWords) {
   const Policy from;
   BatchingSettings serial;

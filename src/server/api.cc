@@ -56,28 +56,24 @@ ApiFailure check_prompt(const std::vector<int32_t>& ids, const ApiCall& call, st
   if (ids.empty())
     return ApiError{member_error("The prompt is empty: it must have at least one token.", std::string(field)),
                     ""};
-  const int context = call.model.engine().info().context;
-  if (int(ids.size()) < context) return std::nullopt;
+  const EngineInfo& info = call.model.engine().info();
+  if (int(ids.size()) < info.context) return std::nullopt;
   return ApiError{
       member_error(
-          fmt::format(
-              "The prompt has {} tokens; the context of this model is {} tokens, and at least one of them "
-              "must be left for the answer.",
-              ids.size(), context),
+          fmt::format("The prompt has {} tokens; {}, and at least one of them must be left for the answer.",
+                      ids.size(), describe_context(info)),
           std::string(field)),
       "context_length_exceeded"};
 }
 
 ApiFailure check_text(size_t bytes, const ApiCall& call, std::string_view field) {
   const size_t longest = call.model.tokenizer().longest_piece();
-  const int context = call.model.engine().info().context;
-  if (longest == 0 || bytes / longest < size_t(context)) return std::nullopt;
-  return ApiError{
-      member_error(fmt::format("The prompt has more than {} tokens; the context of this model is {} "
-                               "tokens.",
-                               bytes / longest, context),
-                   std::string(field)),
-      "context_length_exceeded"};
+  const EngineInfo& info = call.model.engine().info();
+  if (longest == 0 || bytes / longest < size_t(info.context)) return std::nullopt;
+  return ApiError{member_error(fmt::format("The prompt has more than {} tokens; {}.", bytes / longest,
+                                           describe_context(info)),
+                               std::string(field)),
+                  "context_length_exceeded"};
 }
 
 std::vector<int32_t> encode_prompt(const Tokenizer& tokenizer, std::string_view text, bool add_special) {
