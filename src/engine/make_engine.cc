@@ -283,6 +283,14 @@ Result<ModelSteps> make_steps(const ModelSpec& spec, const Weights& weights, Bac
     return too_little_for(
         {fmt::format("the activations of {} tokens", max_tokens), steps.runner->missing_bytes()}, config,
         backend);
+  // The arrays of steps are made with the loop, where there is no way back: so it is tried here.
+  const size_t arrays = kStepsInFlight * (builder.staging_elements() * sizeof(int32_t) +
+                                          builder.result_rows() * sizeof(SampleResult));
+  if (!backend.alloc_host(arrays).data())
+    return too_little_for({fmt::format("the arrays of steps of {} sequences of {} tokens", config.max_sequences,
+                                       wish.layout.max_length),
+                           arrays},
+                          config, backend);
   const auto reserve = [&](int context) -> Status {
     Status reserved =
         backend.reserve({.max_tokens = max_tokens,

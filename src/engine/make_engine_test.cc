@@ -25,12 +25,15 @@ class SmallCard final : public ReplayingBackend {
     return refuses;
   }
   Buffer alloc(size_t bytes) override { return bytes > largest ? Buffer() : ReplayingBackend::alloc(bytes); }
+  Buffer alloc_host(size_t bytes) override {
+    return bytes > largest_on_host ? Buffer() : ReplayingBackend::alloc_host(bytes);
+  }
   Status reserve(const WorkspaceShape& shape) override {
     if (scratch) return ReplayingBackend::reserve(shape);
     return Error{ErrorCode::kResourceExhausted, "attention's scratch"};
   }
 
-  size_t free_bytes = 2 * kGiB, largest = SIZE_MAX;
+  size_t free_bytes = 2 * kGiB, largest = SIZE_MAX, largest_on_host = SIZE_MAX;
   bool scratch = true;
   Status refuses;
   mutable DeviceNeeds asked;
@@ -100,6 +103,12 @@ TEST_F(OnASmallCard, ActivationsSayHowMuchIsShort) {
          {"the activations of 64 tokens", "GiB are short", "engine.step_tokens (64)",
           "engine.max_sequences (4)", "1.0 GiB are used by other processes"});
   EXPECT_EQ(error.message.find("kv_bytes"), std::string::npos) << "that is the pool's: " << error.message;
+}
+
+TEST_F(OnASmallCard, ArraysOfStepsThatFindNoMemoryAreAnError) {
+  card_.largest_on_host = 1000;
+  expect(start(), ErrorCode::kResourceExhausted,
+         {"the arrays of steps of 4 sequences of 256 tokens", "engine.max_sequences (4)"});
 }
 
 TEST_F(OnASmallCard, ScratchThatFindsNoMemoryIsAnError) {
