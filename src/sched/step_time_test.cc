@@ -191,11 +191,8 @@ struct Measured {
 
 // A closed loop of `streams`, `requests` in all.
 Measured closed_loop(VirtualServer& server, int streams, int requests, int prompt, int answer) {
-  int left = requests - streams;
-  for (int i = 0; i < streams; ++i) server.submit({.prompt = prompt, .answer = answer});
-  server.on_end = [&](const VirtualServer::Outcome&) {
-    if (left-- > 0) server.submit({.at = server.now(), .prompt = prompt, .answer = answer});
-  };
+  for (int i = 0; i < requests; ++i) server.submit({.prompt = prompt, .answer = answer});
+  server.keep_in_flight(streams);
   std::vector<TimeNs> gaps;
   TimeNs end = 0;
   for (const auto& o : server.run()) {

@@ -1,15 +1,12 @@
-// For tests: a scheduler with a device that takes as long as a formula says, two steps in flight, on a clock of
-// its own. Answers have the length that is asked for.
+// For tests: the simulator on a device whose steps take as long as a formula says, with hosts that take no
+// time. Answers have the length that is asked for.
 #pragma once
 
 #include <algorithm>
-#include <deque>
-#include <functional>
-#include <memory>
-#include <queue>
 #include <vector>
 
-#include "sched/scheduler.h"
+#include "base/check.h"
+#include "sched/simulator/simulator.h"
 
 namespace sluice {
 
@@ -25,13 +22,23 @@ struct DeviceTimes {
 inline constexpr DeviceTimes kH200 = {3.75e6, 0.0245e6, 8, 0.02e6, 0.95, 64};
 inline constexpr DeviceTimes kTwoCores = {2.4e6, 1.0e6, 150, 0.6e6, 150};
 
+// A step's time there.
+inline TimeNs step_ns(const DeviceTimes& device, const StepPlan& plan) {
+  double took = device.fixed;
+  for (const PlanEntry& e : plan.entries)
+    took += e.count == 1 ? device.one_token + device.context * e.first : device.prompt(e.first, e.count);
+  return TimeNs(took);
+}
+
 class VirtualServer {
  public:
-  VirtualServer(const DeviceTimes& device, const Policy& policy, int max_length, int blocks)
-      : device_(device),
-        policy_(policy),
-        layout_{.windows = {0}, .max_length = max_length, .max_step_tokens = policy.step_tokens},
-        scheduler_(policy, layout_, blocks) {}
+  VirtualServer(const DeviceTimes& device, const Policy& policy, int max_length, int blocks) : device_(device) {
+    setup_.policy = policy;
+    setup_.max_requests = policy.max_queue;
+    setup_.layout = {.windows = {0}, .max_length = max_length, .max_step_tokens = policy.step_tokens};
+    setup_.blocks = blocks;
+    setup_.host = {0, 0, 0, 0, 0, 0, 0, 0};
+  }
 
   struct Wish {
     TimeNs at = 0;
@@ -41,125 +48,45 @@ class VirtualServer {
   };
   struct Outcome {
     Wish wish;
-    TimeNs first = 0, end = 0, last = 0;
+    TimeNs first = 0, end = 0;
     std::vector<TimeNs> gaps;  // between tokens
     int preemptions = 0;
     TimeNs latency() const { return end - wish.at; }
   };
 
-  void submit(const Wish& wish) { arrivals_.push_back(wish); }
-  // Called when a request has ended; may submit another one, not before now().
-  std::function<void(const Outcome&)> on_end;
-  TimeNs now() const { return now_; }
-  Scheduler& scheduler() { return scheduler_; }
-  int64_t computed_tokens() const { return computed_tokens_; }
+  void submit(const Wish& wish) { wishes_.push_back(wish); }
+  // A closed loop: the next of those submitted is sent when one of so many ends; `at` means nothing.
+  void keep_in_flight(int requests) { trace_.concurrency = requests; }
 
-  std::deque<Outcome> run() {
-    sort_arrivals();
-    while (finished_ < outcomes_.size() || !arrivals_.empty()) {
-      arrive();
-      if (flying_.size() < 2 && launch()) continue;
-      if (!flying_.empty()) {
-        now_ = std::max(now_, flying_.front()->done);
-        land();
-      } else {
-        TimeNs next = arrivals_.empty() ? 0 : arrivals_.front().at;
-        if (const TimeNs flush = scheduler_.next_flush()) next = next ? std::min(next, flush) : flush;
-        CHECK(next > 0, "a server that stands still");
-        now_ = std::max(now_ + 1, next);
-      }
+  // In order of arrival.
+  std::vector<Outcome> run() {
+    std::stable_sort(wishes_.begin(), wishes_.end(), [](const Wish& a, const Wish& b) { return a.at < b.at; });
+    for (const Wish& w : wishes_)
+      trace_.requests.push_back(
+          {.at = w.at, .input = w.prompt, .output = w.answer, .lane = w.lane, .tenant = w.tenant});
+    std::vector<Outcome> outcomes(wishes_.size());
+    std::vector<TimeNs> last(wishes_.size());
+    SimulationHooks hooks;
+    hooks.takes = [this](const StepPlan& plan) { return step_ns(device_, plan); };
+    hooks.told = [&](size_t request, TimeNs now) {
+      if (last[request]) outcomes[request].gaps.push_back(now - last[request]);
+      last[request] = now;
+    };
+    const SimulationResult result = simulate(setup_, trace_, hooks);
+    for (size_t i = 0; i < outcomes.size(); ++i) {
+      const SimulatedRequest& r = result.requests[i];
+      CHECK(r.finish == FinishReason::length, "nothing else ends here");
+      outcomes[i].wish = wishes_[i], outcomes[i].preemptions = r.preemptions;
+      outcomes[i].first = r.first_token, outcomes[i].end = r.ended;
     }
-    return std::move(outcomes_);
+    return outcomes;
   }
 
  private:
-  struct Live : Sequence {
-    using Sequence::Sequence;
-    size_t outcome = 0;
-  };
-  struct Flight {
-    StepPlan plan;
-    TimeNs took = 0, done = 0;
-  };
-
-  void sort_arrivals() {
-    std::stable_sort(arrivals_.begin(), arrivals_.end(),
-                     [](const Wish& a, const Wish& b) { return a.at < b.at; });
-  }
-
-  void arrive() {
-    for (; !arrivals_.empty() && arrivals_.front().at <= now_; arrivals_.pop_front()) {
-      const Wish wish = arrivals_.front();
-      Request r;
-      r.prompt.assign(size_t(wish.prompt), 3);
-      r.max_tokens = wish.answer;
-      r.lane = wish.lane;
-      r.tenant = wish.tenant;
-      auto s = std::make_unique<Live>(std::move(r));
-      s->arrived_at = wish.at;
-      s->outcome = outcomes_.size();
-      outcomes_.emplace_back().wish = wish;
-      CHECK(scheduler_.add(s.get()));
-      sequences_.push_back(std::move(s));
-    }
-  }
-
-  bool launch() {
-    auto f = std::make_unique<Flight>();
-    f->plan.reserve(policy_.max_running, policy_.max_queue);
-    scheduler_.plan(now_, f->plan);
-    if (f->plan.empty()) return false;
-    double took = device_.fixed;
-    for (const PlanEntry& e : f->plan.entries) {
-      computed_tokens_ += e.count;
-      took += e.count == 1 ? device_.one_token + device_.context * e.first : device_.prompt(e.first, e.count);
-    }
-    f->took = TimeNs(took);
-    f->done = std::max(now_, free_at_) + f->took;
-    free_at_ = f->done;
-    flying_.push_back(std::move(f));
-    return true;
-  }
-
-  void land() {
-    const auto f = std::move(flying_.front());
-    flying_.pop_front();
-    scheduler_.note_step(f->plan, f->took);
-    for (const PlanEntry& e : f->plan.entries) {
-      auto& s = static_cast<Live&>(*e.sequence);
-      const bool last = e.samples && s.generated() + 1 == s.request.max_tokens;
-      scheduler_.land(e, e.samples ? 7 : -1, last ? FinishReason::length : FinishReason::none, now_);
-      Outcome& o = outcomes_[s.outcome];
-      if (e.samples) {
-        if (o.last)
-          o.gaps.push_back(now_ - o.last);
-        else
-          o.first = now_;
-        o.last = now_;
-      }
-      if (!last) continue;
-      o.end = now_;
-      o.preemptions = s.preemptions;
-      ++finished_;
-      if (on_end) {
-        const Outcome ended = o;
-        on_end(ended);
-        sort_arrivals();
-      }
-    }
-  }
-
   const DeviceTimes device_;
-  const Policy policy_;
-  const KvLayout layout_;
-  Scheduler scheduler_;
-  std::deque<Wish> arrivals_;
-  std::deque<Outcome> outcomes_;
-  std::deque<std::unique_ptr<Live>> sequences_;
-  std::deque<std::unique_ptr<Flight>> flying_;
-  TimeNs now_ = 1, free_at_ = 0;
-  size_t finished_ = 0;
-  int64_t computed_tokens_ = 0;
+  SimulationSetup setup_;
+  std::vector<Wish> wishes_;
+  Trace trace_;
 };
 
 inline TimeNs percentile(std::vector<TimeNs> values, double share) {
