@@ -15,8 +15,6 @@
 namespace sluice::cuda {
 namespace {
 
-constexpr int kLeastTileRows = 16;  // of prefill: what the list of tiles is sized for
-
 class PagedAttention final : public Attention {
  public:
   void bind_pool(std::byte* pool, size_t bytes, const KvGeometry& geometry) override;
@@ -25,20 +23,22 @@ class PagedAttention final : public Attention {
   void run(const AttentionArgs& a) override;
 
  private:
-  const DecodePlan& decode_plan(const AttentionArgs& a);
+  void enqueue_plans(const BatchInput& batch, int from, int to);
+  size_t plan_of(const AttentionArgs& a);
 
   const Context* context_ = nullptr;
   KvGeometry geometry_;
-  int heads_ = 0;
+  PlanShape shape_;
   CUtensorMap pool_map_{};
-  int tile_rows_ = 0;  // of prefill
 
-  Buffer plan_memory_, scratch_memory_;
-  std::array<DecodePlan, kMaxWindows> plans_;  // the first known_ are of windows that layers have asked for
+  Buffer plan_memory_, scratch_memory_, prefill_memory_;
+  // The first known_ are of windows that layers have asked for.
+  std::array<DecodePlan, kMaxWindows> decode_plans_;
+  std::array<PrefillPlan, kMaxWindows> prefill_plans_;
   int known_ = 0;
   int planned_ = 0;  // of the known, those that this step has plans for
-  PrefillPlan prefill_plan_{};
   PieceColumn* pieces_ = nullptr;
+  PrefillPieces prefill_pieces_;
 };
 
 void PagedAttention::bind_pool(std::byte* pool, size_t bytes, const KvGeometry& geometry) {
@@ -67,34 +67,49 @@ class Carver {
 Status PagedAttention::reserve(const WorkspaceShape& shape, const Context& context, Backend& backend) {
   CHECK(shape.max_sequences <= kMaxSequences, "more sequences in a step than attention plans for");
   context_ = &context;
-  heads_ = shape.max_heads;
   geometry_ = shape.kv;
   prefill_prepare(geometry_);
-  tile_rows_ = prefill_tile_rows(geometry_);
-  CHECK(tile_rows_ >= kLeastTileRows);
-  const int ctas = decode_prepare(context, geometry_, heads_);
+  shape_ = {.kv_heads = geometry_.kv_heads,
+            .heads = shape.max_heads,
+            .block_tokens = geometry_.block_tokens,
+            .tile_rows = prefill_tile_rows(geometry_),
+            .most_heads = prefill_heads_per_tile(geometry_, shape.max_heads),
+            .tile_tokens = prefill_tile_tokens(geometry_)};
+  const int ctas = decode_prepare(context, geometry_, shape_.heads);
 
   Carver plan;
-  std::array<size_t, kMaxWindows> entries_at, shares_at;
+  std::array<size_t, kMaxWindows> entries_at, shares_at, counts_at, items_at;
   for (size_t i = 0; i < kMaxWindows; ++i) {
     entries_at[i] = plan.add<DecodeEntry>(kMaxSequences + 1);
     shares_at[i] = plan.add<DecodeShare>(size_t(ctas));
+    counts_at[i] = plan.add<int32_t>(1);
+    items_at[i] = plan.add<PrefillItem>(
+        most_prefill_items(shape.max_tokens, shape.max_sequences, shape_.tile_rows, context.multiprocessors));
   }
-  const size_t count_at = plan.add<int32_t>(1);
-  const size_t items_at =
-      plan.add<PrefillItem>(size_t(shape.max_tokens / kLeastTileRows + shape.max_sequences + 1));
+  Carver prefill;
+  const size_t slots = shape_.tile_tokens > 0 ? size_t(prefill_slots(context.multiprocessors)) : 0;
+  const size_t arrived_at = prefill.add<int32_t>(slots * PrefillPieces::kWarps);
+  const size_t sums_at = prefill.add<std::byte>(slots * prefill_slot_bytes(geometry_));
+  const size_t scratch_bytes = decode_scratch_bytes(geometry_, shape_.heads, ctas);
   plan_memory_ = backend.alloc(plan.bytes());
-  scratch_memory_ = backend.alloc(decode_scratch_bytes(geometry_, heads_, ctas));
-  if (!plan_memory_.data() || !scratch_memory_.data())
-    return Error{ErrorCode::kResourceExhausted,
-                 fmt::format("attention's scratch of {:.2f} GiB",
-                             gib(plan.bytes() + decode_scratch_bytes(geometry_, heads_, ctas)))};
+  scratch_memory_ = backend.alloc(scratch_bytes);
+  prefill_memory_ = backend.alloc(prefill.bytes());
+  if (!plan_memory_.data() || !scratch_memory_.data() || (slots > 0 && !prefill_memory_.data()))
+    return Error{
+        ErrorCode::kResourceExhausted,
+        fmt::format("attention's scratch of {:.2f} GiB", gib(plan.bytes() + scratch_bytes + prefill.bytes()))};
 
   std::byte* const p = plan_memory_.as<std::byte>();
-  for (size_t i = 0; i < kMaxWindows; ++i)
-    plans_[i] = {reinterpret_cast<DecodeEntry*>(p + entries_at[i]),
-                 reinterpret_cast<DecodeShare*>(p + shares_at[i]), ctas, 0};
-  prefill_plan_ = {reinterpret_cast<int32_t*>(p + count_at), reinterpret_cast<PrefillItem*>(p + items_at)};
+  for (size_t i = 0; i < kMaxWindows; ++i) {
+    decode_plans_[i] = {reinterpret_cast<DecodeEntry*>(p + entries_at[i]),
+                        reinterpret_cast<DecodeShare*>(p + shares_at[i]), ctas, 0};
+    prefill_plans_[i] = {reinterpret_cast<int32_t*>(p + counts_at[i]),
+                         reinterpret_cast<PrefillItem*>(p + items_at[i]), 0};
+  }
+  if (slots > 0) {  // memory comes as zeros, which is what `arrived` has to be
+    std::byte* const q = prefill_memory_.as<std::byte>();
+    prefill_pieces_ = {reinterpret_cast<float4*>(q + sums_at), reinterpret_cast<int32_t*>(q + arrived_at)};
+  }
   pieces_ = scratch_memory_.as<PieceColumn>();
   CUDA_CHECK(
       cudaMemset(pieces_, 0xff, scratch_memory_.bytes()));  // after the zeros of alloc, on whatever stream
@@ -103,44 +118,49 @@ Status PagedAttention::reserve(const WorkspaceShape& shape, const Context& conte
 }
 
 void PagedAttention::begin_step(const BatchInput& batch, const KvGeometry& geometry, int heads) {
-  CHECK(context_ && heads == heads_ && geometry.kv_heads == geometry_.kv_heads &&
+  CHECK(context_ && heads == shape_.heads && geometry.kv_heads == geometry_.kv_heads &&
             geometry.head_dim == geometry_.head_dim && geometry.block_tokens == geometry_.block_tokens,
         "attention was reserved for other heads");
-  planned_ = batch.one_row_sequences > 0 ? known_ : 0;
-  const bool prefill = batch.one_row_sequences < batch.sequences;
-  make_plans(*context_, batch, geometry.kv_heads, std::span(plans_).first(size_t(planned_)), prefill_plan_,
-             prefill ? tile_rows_ : 0);
+  planned_ = known_;
+  enqueue_plans(batch, 0, known_);
+}
+
+// Of the known windows from `from` to before `to`.
+void PagedAttention::enqueue_plans(const BatchInput& batch, int from, int to) {
+  const size_t first = size_t(from), count = size_t(to - from);
+  const bool decode = batch.one_row_sequences > 0, prefill = batch.one_row_sequences < batch.sequences;
+  make_plans(*context_, batch, shape_, std::span(decode_plans_).subspan(first, decode ? count : 0),
+             std::span(prefill_plans_).subspan(first, prefill ? count : 0));
 }
 
 // The windows of a model's layers are learnt as its layers run: the first step that meets one plans for it on
 // the way.
-const DecodePlan& PagedAttention::decode_plan(const AttentionArgs& a) {
+size_t PagedAttention::plan_of(const AttentionArgs& a) {
   int i = 0;
-  while (i < known_ && plans_[size_t(i)].window != a.window) ++i;
+  while (i < known_ && decode_plans_[size_t(i)].window != a.window) ++i;
   CHECK(i < kMaxWindows, "more kinds of windows than attention plans for");
-  DecodePlan& plan = plans_[size_t(i)];
   if (i == known_) {
-    plan.window = a.window;
+    decode_plans_[size_t(i)].window = prefill_plans_[size_t(i)].window = a.window;
     ++known_;
   }
   if (i >= planned_) {
-    const auto missing = std::span(plans_).subspan(size_t(planned_), size_t(i + 1 - planned_));
-    make_plans(*context_, a.batch, a.geometry.kv_heads, missing, prefill_plan_, 0);
+    enqueue_plans(a.batch, planned_, i + 1);
     planned_ = i + 1;
   }
-  return plan;
+  return size_t(i);
 }
 
 void PagedAttention::run(const AttentionArgs& a) {
+  const size_t plan = plan_of(a);
   if (a.batch.one_row_sequences > 0) {
     // launch.h's rule to the letter; what reading ahead would give: decode.h.
-    decode(*context_, a, decode_plan(a), pieces_, ReadAhead::nothing);
+    decode(*context_, a, decode_plans_[plan], pieces_, ReadAhead::nothing);
   }
   if (a.batch.one_row_sequences < a.batch.sequences) {
     if (prefill_uses_wgmma(geometry_))
-      prefill_wgmma(*context_, a, prefill_plan_, pool_map_);
+      prefill_wgmma(*context_, a, prefill_plans_[plan], prefill_pieces_, pool_map_);
     else
-      prefill_general(*context_, a, prefill_plan_);
+      prefill_general(*context_, a, prefill_plans_[plan]);
   }
 }
 

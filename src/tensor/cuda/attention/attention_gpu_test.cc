@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "tensor/cuda/attention/attention.h"
 #include "tensor/cuda/attention/decode.h"
 #include "tensor/cuda/attention/plan.h"
+#include "tensor/cuda/attention/prefill.h"
 #include "tensor/cuda/kv_layout.h"
 #include "tensor/cuda/testing/device.h"
 #include "tensor/cuda/testing/memory_backend.h"
@@ -190,7 +192,7 @@ struct Decoder {
     plan = {entries.as<DecodeEntry>(), shares.as<DecodeShare>(), ctas, s.c.window};
   }
   void enqueue(const Step& s, const OnCard& card) const {
-    make_plans(test::context(), card.batch, s.c.kv_heads, std::span(&plan, 1), {}, 0);
+    make_plans(test::context(), card.batch, {.kv_heads = s.c.kv_heads}, std::span(&plan, 1), {});
     decode(test::context(), card.args(s), plan, pieces.as<PieceColumn>(), ReadAhead::nothing);
     decode(test::context(), card.args(s), plan, pieces.as<PieceColumn>(),
            ReadAhead::cache);  // as the next layer
@@ -341,6 +343,19 @@ TEST(Attention, OneKindAlone) {
   expect_right_together({32, 8, 128, 16, 0, 0, {100, 50, 177}, {100, 2, 40}});
 }
 
+// Chunks of few rows behind long contexts, which the plan cuts into pieces, beside others.
+TEST(Attention, ContextsInPieces) {
+  for (int head_dim : {64, 128, 256})
+    for (auto [heads, kv_heads] : {std::pair{4, 2}, {3, 1}})
+      expect_right_together({heads, kv_heads, head_dim, 16, 0, 0, {6000}, {17}});
+  expect_right_together({8, 2, 128, 16, 0, 0, {33000, 1, 500}, {107, 1, 33}});
+  expect_right_together({4, 1, 128, 32, 0, 0, {9000, 5000, 12, 4321, 2}, {300, 1, 12, 5, 2}});
+  expect_right_together({9, 3, 64, 16, 0, 0, {4097, 3000, 2049}, {2, 64, 65}});
+  expect_right_together({4, 1, 256, 64, 3000, 0, {7000, 100, 3100}, {33, 7, 129}});
+  expect_right_together({4, 2, 128, 16, 4096, 0, {9000}, {40}});
+  expect_right_together({4, 2, 64, 16, 0, 30.f, {5000, 60}, {9, 30}});
+}
+
 // A recorded step serves other lengths.
 TEST(Decode, GraphReplay) {
   Case c{8, 2, 128, 16, 0, 0, {900, 30, 500, 64}};
@@ -386,7 +401,9 @@ TEST(Plan, PrefillTiles) {
   Step step(c, 1);
   OnCard card(step);
   DeviceBytes count(4), items(sizeof(PrefillItem) * 100);
-  make_plans(test::context(), card.batch, 1, {}, {count.as<int32_t>(), items.as<PrefillItem>()}, kTileRows);
+  const PrefillPlan plan{count.as<int32_t>(), items.as<PrefillItem>()};
+  make_plans(test::context(), card.batch,
+             {.kv_heads = 1, .heads = 2, .block_tokens = 16, .tile_rows = kTileRows}, {}, std::span(&plan, 1));
   const int n = test::download<int32_t>(count.data(), 1)[0];
   ASSERT_EQ(n, 11 + 2 + 3 + 1);
   std::vector<int> taken(size_t(step.tokens));
@@ -403,6 +420,76 @@ TEST(Plan, PrefillTiles) {
   }
   for (int r = 0; r < step.tokens; ++r)
     EXPECT_EQ(taken[size_t(r)], c.rows[size_t(step.row_sequence[size_t(r)])] > 1 ? 1 : 0);
+}
+
+// Every row of every head belongs to one item; an item has each of its pieces once, and slots of its own for
+// their sums; nothing is cut that is shorter than what is not.
+void expect_pieces(const std::vector<int>& lengths, const std::vector<int>& rows, int most_heads) {
+  constexpr int kHeads = 32;
+  const int multiprocessors = test::context().multiprocessors;
+  Step step({2, 1, 16, 16, 0, 0, lengths, rows}, 1);
+  SCOPED_TRACE(describe(step.c) << ", " << most_heads << " heads a tile");
+  OnCard card(step);
+  const size_t most = most_prefill_items(step.tokens, int(lengths.size()), 128, multiprocessors);
+  DeviceBytes count(4), items(sizeof(PrefillItem) * most);
+  const PrefillPlan plan{count.as<int32_t>(), items.as<PrefillItem>()};
+  make_plans(test::context(), card.batch,
+             {.kv_heads = 8,
+              .heads = kHeads,
+              .block_tokens = 16,
+              .tile_rows = 128,
+              .most_heads = most_heads,
+              .tile_tokens = 128},
+             {}, std::span(&plan, 1));
+  const int n = test::download<int32_t>(count.data(), 1)[0];
+  ASSERT_LE(size_t(n), most);
+  std::map<int, std::vector<PrefillItem>> by_row;
+  for (const PrefillItem& item : test::download<PrefillItem>(items.data(), size_t(n)))
+    by_row[item.row_begin].push_back(item);
+  const int heads = n > 0 ? by_row.begin()->second[0].heads : 1, tasks = kHeads / heads;
+  ASSERT_LE(heads, most_heads);
+  std::vector<int> slots(size_t(prefill_slots(multiprocessors))), taken(size_t(step.tokens));
+  int longest_whole = 0, shortest_cut = 1 << 30;
+  for (auto& [row, found] : by_row) {
+    std::sort(found.begin(), found.end(), [](auto& a, auto& b) { return a.piece < b.piece; });
+    const PrefillItem first = found[0];
+    const int context = step.positions[size_t(first.row_end - 1)] + 1;
+    ASSERT_EQ(found.size(), size_t(first.pieces));
+    ASSERT_LE(first.row_end - first.row_begin, 128 / heads);
+    if (first.pieces > 1)
+      shortest_cut = std::min(shortest_cut, context);
+    else
+      longest_whole = std::max(longest_whole, context);
+    for (int r = first.row_begin; r < first.row_end; ++r) ++taken[size_t(r)];
+    for (int i = 0; i < first.pieces; ++i) {
+      const PrefillItem& item = found[size_t(i)];
+      EXPECT_EQ(std::tuple(item.row_end, item.heads, item.piece, item.pieces, item.slot),
+                std::tuple(first.row_end, heads, i, first.pieces, first.slot));
+      for (int task = 0; first.pieces > 1 && task < tasks; ++task) {
+        const size_t slot = size_t(item.slot + i * tasks + task);
+        ASSERT_LT(slot, slots.size());
+        EXPECT_EQ(slots[slot]++, 0) << "two pieces share a slot";
+      }
+    }
+  }
+  for (int r = 0; r < step.tokens; ++r)
+    EXPECT_EQ(taken[size_t(r)], rows[size_t(step.row_sequence[size_t(r)])] > 1 ? 1 : 0);
+  EXPECT_LT(longest_whole, shortest_cut);
+  if (lengths[0] > 5000) {
+    EXPECT_LT(shortest_cut, 1 << 30) << "nothing was cut";
+  }
+}
+
+TEST(Plan, PrefillPieces) {
+  for (int most_heads : {1, 2}) {
+    expect_pieces({27000}, {107}, most_heads);
+    expect_pieces({27000, 1, 500, 64}, {40, 1, 20, 1}, most_heads);
+    expect_pieces({16000}, {640}, most_heads);
+    expect_pieces({300, 8000, 8000, 8000}, {300, 2, 200, 17}, most_heads);
+    expect_pieces({512, 512, 512}, {512, 512, 512}, most_heads);
+    expect_pieces({131072}, {2}, most_heads);
+    expect_pieces({1, 0}, {1, 1}, most_heads);
+  }
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ void measure(const Shape& s, ReadAhead ahead) {
   const int64_t columns = int64_t(s.heads) * s.head_dim;
   const DeviceBytes q = test::upload_bf16(test::random_bf16(size_t(n * columns), 1)),
                     out(size_t(n * columns) * 2);
-  make_plans(test::context(), batch, s.kv_heads, std::span(&plan, 1), {}, 0);
+  make_plans(test::context(), batch, {.kv_heads = s.kv_heads}, std::span(&plan, 1), {});
   const float us =
       1000 * test::graph_ms(std::max(g.layers_per_group, 8), 9, [&](int i) {
         const AttentionArgs args{test::bf16_tensor(q.data(), n, columns),
@@ -139,7 +139,7 @@ int main(int argc, char** argv) {
   batch.kv_lengths = lengths.as<int32_t>();
   const DecodePlan plan{entries.as<DecodeEntry>(), shares.as<DecodeShare>(), 264, 0};
   std::printf("plan of 128 sequences: %.2f us\n", 1000 * test::graph_ms(50, 9, [&](int) {
-                                                    make_plans(test::context(), batch, 8, std::span(&plan, 1),
-                                                               {}, 0);
+                                                    make_plans(test::context(), batch, {.kv_heads = 8},
+                                                               std::span(&plan, 1), {});
                                                   }));
 }

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "tensor/cuda/attention/plan.h"
+#include "tensor/cuda/attention/prefill_split.h"
 #include "tensor/cuda/device/launch.h"
 
 namespace sluice::cuda {
@@ -17,11 +18,11 @@ struct PlanArgs {
   const int32_t* row_starts;
   const int32_t* kv_lengths;
   int sequences;
-  int kv_heads;
+  int multiprocessors;
+  PlanShape shape;
   int decode_plans;
   DecodePlan decode[kMaxWindows];
-  PrefillPlan prefill;
-  int tile_rows;
+  PrefillPlan prefill[kMaxWindows];
 };
 
 struct Scan {
@@ -68,13 +69,13 @@ __device__ void plan_decode(const PlanArgs& a, const DecodePlan& plan) {
   if (mine) entries[places.before] = plan.entries[places.before] = entry;
   __syncthreads();
 
-  const int total = chunks.total * a.kv_heads;
+  const int total = chunks.total * a.shape.kv_heads;
   const int quota = max(1, (total + plan.ctas - 1) / plan.ctas);
   const auto entry_at = [&](int x) {  // the last that starts at or before x
     int low = 0, high = places.total - 1;
     while (low < high) {
       const int middle = (low + high + 1) / 2;
-      if (entries[middle].first * a.kv_heads <= x)
+      if (entries[middle].first * a.shape.kv_heads <= x)
         low = middle;
       else
         high = middle - 1;
@@ -87,7 +88,7 @@ __device__ void plan_decode(const PlanArgs& a, const DecodePlan& plan) {
     if (from >= to) return segment;
     segment.entry = entry_at(from);
     segment.e = entries[segment.entry];
-    const int inside = from - segment.e.first * a.kv_heads;
+    const int inside = from - segment.e.first * a.shape.kv_heads;
     segment.head = inside / segment.e.chunks;
     segment.chunk = inside % segment.e.chunks;
     return segment;
@@ -115,40 +116,132 @@ __device__ void plan_decode(const PlanArgs& a, const DecodePlan& plan) {
   }
 }
 
-// Tiles sorted by context, longest first, in kThreads classes. Within a class the order is whatever the atomics
-// give: it changes who computes a tile, not what.
-__device__ void plan_prefill(const PlanArgs& a) {
-  __shared__ int32_t sums[kThreads / 32];
-  __shared__ int32_t starts[kThreads];
-  __shared__ int32_t longest;
+// A sequence's rows, if it has more than one.
+struct Rows {
+  int first = 0, count = 0;
+  int cached = 0;  // by earlier steps
+};
+
+template <typename F>
+__device__ void for_each_item(const Rows& rows, int tile_rows, const F& f) {
+  for (int begin = 0; begin < rows.count; begin += tile_rows) f(begin, min(rows.count, begin + tile_rows));
+}
+
+// Tiles of cached tokens that rows begin .. end - 1 of a sequence see (as make_task in prefill_tasks.h).
+__device__ int tiles_seen(const PlanArgs& a, const PrefillPlan& plan, const Rows& rows, int begin, int end) {
+  const int position = rows.cached + begin;
+  const int behind = plan.window > 0 ? max(0, position - plan.window + 1) : 0;
+  const int first = behind / a.shape.block_tokens * a.shape.block_tokens;
+  return max(1, (rows.cached + end - 1 - first) / a.shape.tile_tokens + 1);
+}
+
+// Heads that share a tile of rows: two, where that saves a tenth of the products, since many rows of whole
+// tiles would be empty.
+__device__ int heads_of_tiles(const PlanArgs& a, const PrefillPlan& plan, const Rows& rows) {
+  __shared__ int32_t tiles[2];
   const int s = int(threadIdx.x);
-  starts[s] = 0;
-  if (s == 0) longest = 1;
-  int row = 0, rows = 0, cached = 0;
-  if (s < a.sequences) {
-    row = a.row_starts[s];
-    rows = a.row_starts[s + 1] - row;
-    cached = a.kv_lengths[s] - rows;
-    if (rows <= 1) rows = 0;
+  if (s < 2) tiles[s] = 0;
+  __syncthreads();
+  for (int heads = 1; heads <= 2; ++heads)
+    for_each_item(rows, a.shape.tile_rows / heads, [&](int begin, int end) {
+      atomicAdd(&tiles[heads - 1], tiles_seen(a, plan, rows, begin, end));
+    });
+  __syncthreads();
+  return tiles[1] * 5ll <= tiles[0] * 9ll ? 2 : 1;
+}
+
+// Tiles that a piece has at most; 0 where no item is split. Choice i, up to i + 1 pieces of the longest item,
+// is reckoned by kThreads / kMostPieces threads; then lane i of the first warp knows its cost.
+__device__ int most_tiles_of_pieces(const PlanArgs& a, const PrefillPlan& plan, const Rows& rows, int heads) {
+  __shared__ int32_t tiles[kMostSplitItems];
+  __shared__ SplitWork work;
+  __shared__ SplitOutcome outcomes[kMostPieces];
+  __shared__ int32_t chosen;
+  constexpr int kEach = kThreads / kMostPieces;
+  const int s = int(threadIdx.x);
+  if (s == 0) work = {0, 0, 0, a.shape.heads / heads, a.multiprocessors};
+  if (s < kMostPieces) outcomes[s] = {0, 0};
+  __syncthreads();
+  for_each_item(rows, a.shape.tile_rows / heads, [&](int begin, int end) {
+    const int seen = tiles_seen(a, plan, rows, begin, end), at = atomicAdd(&work.items, 1);
+    if (at < kMostSplitItems) tiles[at] = seen;
+    atomicAdd(&work.tiles, seen);
+    atomicMax(&work.longest, seen);
+  });
+  __syncthreads();
+  if (!may_split(work)) return 0;
+  const int choice = s / kEach, most = most_tiles(work, choice + 1);
+  int pieces = 0, split_pieces = 0;
+  for (int i = s % kEach; i < work.items; i += kEach) {
+    const int n = pieces_of(tiles[i], most);
+    pieces += n;
+    if (n > 1) split_pieces += n;
+  }
+  if (pieces > 0) atomicAdd(&outcomes[choice].pieces, pieces);
+  if (split_pieces > 0) atomicAdd(&outcomes[choice].split_pieces, split_pieces);
+  __syncthreads();
+  if (s < 32) {
+    int cost = -1;
+    if (s < kMostPieces) cost = split_cost(work, most_tiles(work, s + 1), outcomes[s]);
+    const int unsplit = __shfl_sync(~0u, cost, 0);
+    const bool good = s > 0 && pays(cost, unsplit);
+    const unsigned least = __reduce_min_sync(~0u, good ? unsigned(cost) : ~0u);
+    const unsigned best = __ballot_sync(~0u, good && unsigned(cost) == least);
+    if (s == 0) chosen = best ? most_tiles(work, __ffs(int(best))) : 0;
   }
   __syncthreads();
-  if (rows > 0) atomicMax(&longest, cached + rows);
+  return chosen;
+}
+
+// Items sorted by context, or by what a piece has of it, longest first, in kThreads classes; the first pieces
+// of all split items come before the second, so that those who read the same keys do it at about the same time.
+// Within a class the order is whatever the atomics give: it changes who computes an item, not what.
+__device__ void plan_prefill(const PlanArgs& a, const PrefillPlan& plan) {
+  constexpr int kClassesApart = 16;  // from one piece to the next
+  __shared__ int32_t sums[kThreads / 32];
+  __shared__ int32_t starts[kThreads];
+  __shared__ int32_t longest, slots;
+  const int s = int(threadIdx.x);
+  starts[s] = 0;
+  if (s == 0) longest = 1, slots = 0;
+  Rows rows;
+  if (s < a.sequences) {
+    rows.first = a.row_starts[s];
+    const int count = a.row_starts[s + 1] - rows.first;
+    rows.cached = a.kv_lengths[s] - count;
+    if (count > 1) rows.count = count;
+  }
   __syncthreads();
-  const auto class_of = [&](int tile_end) {
-    return int(int64_t(longest - min(longest, max(0, cached + tile_end))) * (kThreads - 1) / longest);
+  if (rows.count > 0) atomicMax(&longest, rows.cached + rows.count);
+  const int heads = a.shape.most_heads > 1 ? heads_of_tiles(a, plan, rows) : 1;
+  const int most = a.shape.tile_tokens > 0 ? most_tiles_of_pieces(a, plan, rows, heads) : 0;
+  const int tile_rows = a.shape.tile_rows / heads;
+  __syncthreads();
+  const auto pieces_at = [&](int begin, int end) {
+    return most > 0 ? pieces_of(tiles_seen(a, plan, rows, begin, end), most) : 1;
   };
-  for (int begin = 0; begin < rows; begin += a.tile_rows)
-    atomicAdd(&starts[class_of(min(rows, begin + a.tile_rows))], 1);
+  const auto class_of = [&](int end, int piece, int pieces) {
+    const int context = min(longest, max(0, rows.cached + end)) / pieces;
+    const int by_length = int(int64_t(longest - context) * (kThreads - 1) / longest);
+    return min(kThreads - 1, by_length + piece * kClassesApart);
+  };
+  for_each_item(rows, tile_rows, [&](int begin, int end) {
+    const int pieces = pieces_at(begin, end);
+    for (int piece = 0; piece < pieces; ++piece) atomicAdd(&starts[class_of(end, piece, pieces)], 1);
+  });
   __syncthreads();
   const Scan places = scan(starts[s], sums);
   __syncthreads();
   starts[s] = places.before;
   __syncthreads();
-  for (int begin = 0; begin < rows; begin += a.tile_rows) {
-    const int end = min(rows, begin + a.tile_rows);
-    a.prefill.items[atomicAdd(&starts[class_of(end)], 1)] = {s, row + begin, row + end};
-  }
-  if (s == 0) *a.prefill.count = places.total;
+  for_each_item(rows, tile_rows, [&](int begin, int end) {
+    const int pieces = pieces_at(begin, end);
+    const int slot = pieces > 1 ? atomicAdd(&slots, pieces) * (a.shape.heads / heads) : 0;
+    for (int piece = 0; piece < pieces; ++piece)
+      plan.items[atomicAdd(&starts[class_of(end, piece, pieces)], 1)] = {
+          s, rows.first + begin, rows.first + end, heads, piece, pieces, slot};
+  });
+  if (s == 0) *plan.count = places.total;
 }
 
 __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ PlanArgs a) {
@@ -157,22 +250,35 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
   if (int(blockIdx.x) < a.decode_plans)
     plan_decode(a, a.decode[blockIdx.x]);
   else
-    plan_prefill(a);
+    plan_prefill(a, a.prefill[int(blockIdx.x) - a.decode_plans]);
 }
 
 }  // namespace
 
-void make_plans(const Context& context, const BatchInput& batch, int kv_heads,
-                std::span<const DecodePlan> decode, const PrefillPlan& prefill, int tile_rows) {
+void make_plans(const Context& context, const BatchInput& batch, const PlanShape& shape,
+                std::span<const DecodePlan> decode, std::span<const PrefillPlan> prefill) {
   CHECK(batch.sequences <= kMaxSequences, "more sequences in a step than attention plans for");
-  CHECK(decode.size() <= size_t(kMaxWindows));
-  PlanArgs a{batch.row_starts, batch.kv_lengths, batch.sequences, kv_heads, int(decode.size()), {},
-             prefill,          tile_rows};
+  CHECK(decode.size() <= size_t(kMaxWindows) && prefill.size() <= size_t(kMaxWindows));
+  CHECK(prefill.empty() || (shape.tile_rows > 0 && shape.heads % shape.most_heads == 0 &&
+                            (shape.most_heads == 1 || (shape.most_heads == 2 && shape.tile_tokens > 0))));
+  PlanArgs a{batch.row_starts,
+             batch.kv_lengths,
+             batch.sequences,
+             context.multiprocessors,
+             shape,
+             int(decode.size()),
+             {},
+             {}};
   std::copy(decode.begin(), decode.end(), a.decode);
-  const int plans = a.decode_plans + (tile_rows > 0 ? 1 : 0);
+  std::copy(prefill.begin(), prefill.end(), a.prefill);
+  const size_t plans = decode.size() + prefill.size();
   // Few sequences need few threads; prefill's classes need all.
-  const int threads = tile_rows > 0 ? kThreads : std::max(kFewThreads, (batch.sequences + 31) / 32 * 32);
+  const int threads = prefill.empty() ? std::max(kFewThreads, (batch.sequences + 31) / 32 * 32) : kThreads;
   if (plans > 0) launch(context, plan_kernel, dim3(unsigned(plans)), dim3(unsigned(threads)), 0, a);
+}
+
+size_t most_prefill_items(int tokens, int sequences, int tile_rows, int multiprocessors) {
+  return size_t(2 * tokens / tile_rows + sequences + 1 + kPieceRounds * multiprocessors);
 }
 
 }  // namespace sluice::cuda

@@ -7,7 +7,8 @@
 // the card idle. (A piece length common to all sequences, as the items of a list, was the first idea: 1,024
 // units on 264 CTAs leave 3 % idle, mixtures far more.)
 //
-// Prefill: tiles of query rows, longest contexts first.
+// Prefill: tiles of query rows, longest contexts first; where they leave much of the card idle, cut into pieces
+// along the keys (prefill_split.h).
 #pragma once
 
 #include <cstdint>
@@ -48,13 +49,17 @@ struct alignas(16) DecodeShare {
   int32_t unused[3];
 };
 
-// One tile of query rows of one sequence for the prefill kernel.
+// One tile of query rows of one sequence for the prefill kernel, or one of the pieces of what these rows see.
 struct PrefillItem {
   int32_t sequence;
   int32_t row_begin, row_end;  // of the step's rows
+  int32_t heads = 1;  // query heads that share a tile, each with tile_rows / heads rows; in all items alike
+  int32_t piece = 0, pieces = 1;
+  int32_t slot =
+      0;  // of piece 0's partial sums for the first heads, where there are more pieces (PrefillPieces)
 };
 
-// In device memory. Decode plans differ by window: one for full attention, one for each windowed kind of layer.
+// In device memory. Plans differ by window: one for full attention, one for each windowed kind of layer.
 struct DecodePlan {
   DecodeEntry* entries = nullptr;  // [kMaxSequences + 1]
   DecodeShare* shares = nullptr;   // [ctas]
@@ -62,13 +67,26 @@ struct DecodePlan {
   int window = 0;
 };
 struct PrefillPlan {
-  int32_t* count;
-  PrefillItem* items;  // longest contexts first
+  int32_t* count = nullptr;
+  PrefillItem* items = nullptr;  // longest first
+  int window = 0;
 };
 
-// Enqueues the kernel that fills the plans; `prefill` is left alone where tile_rows is 0. CHECKs
-// batch.sequences against kMaxSequences.
-void make_plans(const Context& context, const BatchInput& batch, int kv_heads,
-                std::span<const DecodePlan> decode, const PrefillPlan& prefill, int tile_rows);
+// What plans depend on besides the batch and the card; all but kv_heads is of prefill alone. In tiles of
+// tile_rows, or, with most_heads 2, of half as many where that leaves less of them empty.
+struct PlanShape {
+  int kv_heads = 0;
+  int heads = 0;
+  int block_tokens = 0;
+  int tile_rows = 0;
+  int most_heads = 1;   // that may share a tile: 1 or 2
+  int tile_tokens = 0;  // in which contexts may be cut; 0: they are not
+};
+
+// Enqueues the kernel that fills the plans. CHECKs batch.sequences against kMaxSequences.
+void make_plans(const Context& context, const BatchInput& batch, const PlanShape& shape,
+                std::span<const DecodePlan> decode, std::span<const PrefillPlan> prefill);
+// Items that a plan of prefill may have.
+size_t most_prefill_items(int tokens, int sequences, int tile_rows, int multiprocessors);
 
 }  // namespace sluice::cuda

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
+#include <tuple>
 
 #include "tensor/cuda/attention/prefill.h"
 #include "tensor/cuda/testing/device.h"
@@ -37,21 +38,16 @@ __global__ void stamp(uint64_t* at) {  // ptx/ has no use for these
   asm volatile("mov.u64 %0, %%clock64;\nmov.u64 %1, %%globaltimer;" : "=l"(at[0]), "=l"(at[1]));
 }
 
+enum class Contexts : uint8_t { whole, in_pieces };  // what the plan may do
+
 void bench(const char* name, int heads, int kv_heads, int head_dim, const std::vector<Rows>& sequences,
-           int window = 0, float softcap = 0) {
+           int window = 0, float softcap = 0, Contexts contexts = Contexts::in_pieces) {
   const KvGeometry geometry{16, kLayers, kv_heads, head_dim, DType::bf16};
-  const int tile = prefill_tile_rows(geometry);
-  std::vector<int32_t> positions, kv_lengths, table;
-  std::vector<std::pair<int, PrefillItem>> by_context;
+  std::vector<int32_t> positions, kv_lengths, table, row_starts{0};
   int tokens = 0, stride = 0, blocks = 0;
   double pairs = 0;
   for (auto [rows, before] : sequences) stride = std::max(stride, (rows + before + 15) / 16);
-  for (size_t s = 0; s < sequences.size(); ++s) {
-    const auto [rows, before] = sequences[s];
-    for (int t = 0; t < rows; t += tile) {
-      const int end = std::min(t + tile, rows);
-      by_context.push_back({-(before + end), {int(s), tokens + t, tokens + end}});
-    }
+  for (const auto [rows, before] : sequences) {
     for (int t = 0; t < rows; ++t) {
       positions.push_back(before + t);
       pairs += window > 0 ? std::min(window, before + t + 1) : before + t + 1;
@@ -59,14 +55,12 @@ void bench(const char* name, int heads, int kv_heads, int head_dim, const std::v
     for (int b = 0; b < stride; ++b) table.push_back(b * 16 < rows + before ? blocks++ : -1);
     kv_lengths.push_back(rows + before);
     tokens += rows;
+    row_starts.push_back(tokens);
   }
   std::vector<int32_t> order(size_t(blocks), 0);
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), std::mt19937(1));
   for (int32_t& b : table) b = b < 0 ? b : order[size_t(b)];
-  std::stable_sort(by_context.begin(), by_context.end(), [](auto& a, auto& b) { return a.first < b.first; });
-  std::vector<PrefillItem> items;
-  for (auto& [_, item] : by_context) items.push_back(item);
 
   const size_t pool_bytes = size_t(blocks) * KvRows(geometry).block_bytes();
   const int q_stride = (heads + 2 * kv_heads) * head_dim;
@@ -76,17 +70,33 @@ void bench(const char* name, int heads, int kv_heads, int head_dim, const std::v
   fill<<<1024, 256>>>(q.as<uint16_t>(), q.bytes() / 2, 2);
   CUDA_CHECK(cudaDeviceSynchronize());
   const auto d_positions = test::upload(positions), d_lengths = test::upload(kv_lengths),
-             d_table = test::upload(table), d_items = test::upload(items),
-             d_count = test::upload(std::vector<int32_t>{int32_t(items.size())});
+             d_table = test::upload(table), d_starts = test::upload(row_starts);
+  const int multiprocessors = test::context().multiprocessors, tile_rows = prefill_tile_rows(geometry);
+  const test::DeviceBytes count(4),
+      items(sizeof(PrefillItem) *
+            most_prefill_items(tokens, int(sequences.size()), tile_rows, multiprocessors));
+  const size_t slots = size_t(prefill_slots(multiprocessors));
+  const test::DeviceBytes sums(slots * prefill_slot_bytes(geometry));
+  const auto arrived = test::upload(std::vector<int32_t>(slots * PrefillPieces::kWarps));
   BatchInput batch;
   batch.tokens = tokens;
   batch.sequences = int(sequences.size());
   batch.positions = d_positions.as<int32_t>();
+  batch.row_starts = d_starts.as<int32_t>();
   batch.kv_lengths = d_lengths.as<int32_t>();
   batch.table_stride = stride;
   batch.tables[0] = d_table.as<int32_t>();
   batch.groups = 1;
   prefill_wgmma_prepare(geometry);
+  const PrefillPlan plan{count.as<int32_t>(), items.as<PrefillItem>(), window};
+  make_plans(test::context(), batch,
+             {.kv_heads = kv_heads,
+              .heads = heads,
+              .block_tokens = geometry.block_tokens,
+              .tile_rows = tile_rows,
+              .most_heads = contexts == Contexts::whole ? 1 : prefill_heads_per_tile(geometry, heads),
+              .tile_tokens = contexts == Contexts::whole ? 0 : prefill_tile_tokens(geometry)},
+             {}, std::span(&plan, 1));
   const CUtensorMap map = prefill_pool_map(pool.as<std::byte>(), pool_bytes, geometry);
   const test::DeviceBytes stamps(32);
   stamp<<<1, 1, 0, test::context().stream>>>(stamps.as<uint64_t>());
@@ -101,7 +111,7 @@ void bench(const char* name, int heads, int kv_heads, int head_dim, const std::v
                           window,
                           softcap,
                           test::bf16_tensor(out.data(), tokens, int64_t(heads) * head_dim)};
-    prefill_wgmma(test::context(), a, {d_count.as<int32_t>(), d_items.as<PrefillItem>()}, map);
+    prefill_wgmma(test::context(), a, plan, {sums.as<float4>(), arrived.as<int32_t>()}, map);
   });
   stamp<<<1, 1, 0, test::context().stream>>>(stamps.as<uint64_t>() + 2);
   const auto at = test::download<uint64_t>(stamps.data(), 4);
@@ -130,6 +140,14 @@ int main() {
     return s;
   }());
   bench("1 x 512", 32, 8, 128, {{512, 0}});
+  for (const auto& [name, whole, rows] : {std::tuple{"32 rows after 27000", "  not cut", Rows{32, 27000}},
+                                          {"107 rows after 27000", "  not cut", {107, 27000}},
+                                          {"107 rows after 4000", "  not cut", {107, 4000}},
+                                          {"320 rows after 16000", "  not cut", {320, 16000}},
+                                          {"640 rows after 8000", "  not cut", {640, 8000}}}) {
+    bench(name, 32, 8, 128, {rows});
+    bench(whole, 32, 8, 128, {rows}, 0, 0, Contexts::whole);
+  }
   bench("1 x 16384, window 4096", 32, 8, 128, {{16384, 0}}, 4096);
   bench("1 x 16384, cap 50", 32, 8, 128, {{16384, 0}}, 0, 50);
   bench("1 x 16384, 64 wide", 32, 8, 64, {{16384, 0}});

@@ -51,19 +51,24 @@ struct Parameters {
   int heads, heads_per_kv;
   int block_tokens, block_rows, key_row, value_rows;  // rows of the pool's matrix
   int window;                                         // 2^30 where there is none
-  float score_scale;                                  // turns (capped) scores into exponents of 2
-  float cap_scale;                                    // of scores inside exp2, for tanh
+  PrefillPieces pieces;
+  float score_scale;  // turns (capped) scores into exponents of 2
+  float cap_scale;    // of scores inside exp2, for tanh
 };
 
-// One tile of query rows of one head.
+// One tile of query rows: of one head, or each warpgroup's half of a head of its own. Or a piece of what they
+// see.
 struct Task {
-  int rows;  // 0: no more tasks
+  int rows;  // of each head; 0: no more tasks
   int row_begin;
-  int head;
+  int head;                 // the first
+  int row_step, head_step;  // from one warpgroup to the next: kGroupRows and 0, or 0 and 1
   int sequence;
   int position;          // of the first row
   int first, tiles;      // tiles of kTokens cached positions from `first` on
   int stale, stale_end;  // value rows of the last tile that no token has filled
+  int piece, pieces;
+  int slot;  // of piece 0's partial sums, where there are more
 };
 
 template <class S>
@@ -111,10 +116,10 @@ struct Turn {
 
 // -- Planner
 
-// The order of tasks. `sets` query heads (or pairs of them) times `count` items make a line, cut into chunks of
-// kv heads whose keys and values the L2 holds. Lengths fall along the last chunk, rise along the one before,
-// and so on. Clusters take the tasks in rounds, every other one backwards: so every cluster's sum is nearly the
-// same.
+// The order of tasks. `sets` query heads (or what a cluster takes of them at once) times `count` items make a
+// line, cut into chunks of kv heads whose keys and values the L2 holds. Lengths fall along the last chunk, rise
+// along the one before, and so on. Clusters take the tasks in rounds, every other one backwards: so every
+// cluster's sum is nearly the same.
 struct Line {
   int count, sets, chunk_sets;
   int clusters, cluster, rounds, start;
@@ -123,13 +128,15 @@ struct Line {
   __device__ static Line make(const Parameters& p) {
     Line l;
     l.count = *p.count;
-    l.chunk_sets = l.sets = p.heads / S::kPair;
     l.clusters = int(gridDim.x) / S::kPair;
     l.cluster = int(blockIdx.x) / S::kPair;
-    l.rounds = (l.count * l.sets + l.clusters - 1) / l.clusters;
-    l.start = 0;
+    l.rounds = l.start = 0;
     if (l.count == 0) return l;
-    const int longest = p.positions[p.items[0].row_begin], sets_per_kv = p.heads_per_kv / S::kPair;
+    const int heads = S::kPair * p.items[0].heads;  // of a set
+    l.chunk_sets = l.sets = p.heads / heads;
+    l.rounds = (l.count * l.sets + l.clusters - 1) / l.clusters;
+    const int longest = p.positions[p.items[0].row_begin] / p.items[0].pieces;
+    const int sets_per_kv = p.heads_per_kv / heads;
     int kv_heads = p.heads / p.heads_per_kv;
     while (kv_heads % 2 == 0 && int64_t(kv_heads) * longest * S::kColumns * 4 > kL2Bytes) kv_heads /= 2;
     l.chunk_sets = kv_heads * sets_per_kv;
@@ -158,12 +165,22 @@ __device__ __forceinline__ Task make_task(const Parameters& p, const PrefillItem
   t.row_begin = item.row_begin;
   t.sequence = item.sequence;
   t.head = head;
+  t.row_step = item.heads > 1 ? 0 : kGroupRows;
+  t.head_step = item.heads - 1;
   t.position = p.positions[item.row_begin];
   const int length = p.kv_lengths[item.sequence];
   t.rows = max(0, min(item.row_end - item.row_begin, length - t.position));
+  t.piece = item.piece;
+  t.pieces = item.pieces;
+  t.slot = item.slot + head / item.heads;
   const int last = t.position + t.rows - 1;
   t.first = max(0, t.position - p.window + 1) / p.block_tokens * p.block_tokens;
   t.tiles = (last - t.first) / S::kTokens + 1;
+  if (t.pieces > 1) {
+    const int begin = t.tiles * t.piece / t.pieces, end = t.tiles * (t.piece + 1) / t.pieces;
+    t.first += begin * S::kTokens;
+    t.tiles = end - begin;
+  }
   const int tile = t.first + (t.tiles - 1) * S::kTokens;
   t.stale = length - tile;
   t.stale_end = min(S::kTokens, (last / p.block_tokens + 1) * p.block_tokens - tile);
@@ -186,7 +203,8 @@ __device__ void plan(const Parameters& p, Shared<S>& shared) {
   for (int i = 0; i < line.rounds; ++i) {
     int item, set;
     if (!line.at(i, item, set)) continue;
-    const Task task = make_task<S>(p, p.items[item], set * S::kPair + rank);
+    const PrefillItem& planned = p.items[item];
+    const Task task = make_task<S>(p, planned, (set * S::kPair + rank) * planned.heads);
     if (task.rows == 0) continue;
     const int last = (task.position + task.rows - 1) / p.block_tokens - lane;
     if (last >= 0)
@@ -263,9 +281,11 @@ __device__ void produce(const Parameters& p, const CUtensorMap& pool, const CUte
     uint64_t* full = &shared.query_full[query_turn.stage];
     if (lane == 0) ptx::barrier_expect_bytes(full, S::kQueryElements * 2);
     __syncwarp();
-    if (lane < S::kPanels) {
-      ptx::copy_box(&shared.queries[query_turn.stage][lane * kTileRows * kPanel], &queries, full,
-                    task.head * S::kColumns + lane * kPanel, task.row_begin);
+    if (lane < S::kPanels * kGroups) {
+      const int panel = lane % S::kPanels, group = lane / S::kPanels;
+      ptx::copy_box(&shared.queries[query_turn.stage][(panel * kTileRows + group * kGroupRows) * kPanel],
+                    &queries, full, (task.head + group * task.head_step) * S::kColumns + panel * kPanel,
+                    task.row_begin + group * task.row_step);
     }
     const auto load_keys = [&](int32_t from) {
       load_tile<S>(shared.keys[key_turn.stage], pool, &shared.key_full[key_turn.stage],

@@ -10,10 +10,15 @@
 // - The two warpgroups take turns at the tensor cores: one's softmax runs while the other's products do.
 // - Masks touch only tiles that the diagonal or the window's edge cross; tiles outside are never loaded.
 //
+// - Items in pieces (prefill_split.h): a warp leaves its rows' sums over a piece where the others do, and the
+// last
+//   of them adds up all (join_pieces). Nobody waits.
+//
 // Slots of the last block that no token has reached yet hold anything, NaN included. Scores there are masked by
 // selection; their value rows are set to zero in shared memory, since 0 * NaN is NaN.
 #include "base/check.h"
 #include "tensor/cuda/attention/prefill_softmax.h"
+#include "tensor/cuda/attention/prefill_split.h"
 #include "tensor/cuda/attention/prefill_tasks.h"
 #include "tensor/cuda/device/launch.h"
 #include "tensor/cuda/device/tensor_map.h"
@@ -82,6 +87,18 @@ __device__ __forceinline__ void start_outputs(float (&outputs)[S::kOutputs],
   ptx::wgmma_commit();
 }
 
+// A warp's 16 rows of a task.
+struct WarpRows {
+  int in_tile;  // the first's place
+  int first;    // of the item's rows
+  int head;
+
+  __device__ WarpRows(const Task& task, int group)
+      : in_tile(group * kGroupRows + threadIdx.x % kGroupThreads / 32 * 16),
+        first(in_tile + group * (task.row_step - kGroupRows)),
+        head(task.head + group * task.head_step) {}
+};
+
 // Value rows that no token has filled: every warpgroup clears them for itself (the same zeros; cheaper than
 // making the two meet).
 template <class S>
@@ -100,10 +117,10 @@ __device__ void clear_stale(__nv_bfloat16* values, const Task& task, int group) 
 template <class S>
 __device__ __forceinline__ void store_rows(const Parameters& p, const CUtensorMap& out, const Task& task,
                                            const float (&outputs)[S::kOutputs], const float (&factor)[2],
-                                           __nv_bfloat16* queries, int warp_row) {
+                                           __nv_bfloat16* queries, const WarpRows& w) {
   const int lane = threadIdx.x % 32;
   // 16 rows of each panel; chunk c of row r lies at c ^ r % 8.
-  __nv_bfloat16* mine = queries + warp_row * kPanel;
+  __nv_bfloat16* mine = queries + w.in_tile * kPanel;
   const auto chunk = [&](int row, int c) {
     return mine + (c / 8 * kTileRows + row) * kPanel + (c % 8 ^ row % 8) * 8;
   };
@@ -117,27 +134,101 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const CUtensorMa
   }
   ptx::async_proxy_fence();
   __syncwarp();
-  if (warp_row + 16 <= task.rows) {
+  if (w.first + 16 <= task.rows) {
     if (lane < S::kPanels) {
-      ptx::store_box(&out, mine + lane * kTileRows * kPanel, task.head * S::kColumns + lane * kPanel,
-                     task.row_begin + warp_row);
+      ptx::store_box(&out, mine + lane * kTileRows * kPanel, w.head * S::kColumns + lane * kPanel,
+                     task.row_begin + w.first);
     }
     return;
   }
   constexpr int kChunks = S::kColumns / 8;
-  const int chunks = (task.rows - warp_row) * kChunks;
+  const int chunks = (task.rows - w.first) * kChunks;
   for (int i = lane; i < chunks; i += 32) {
     const int row = i / kChunks, c = i % kChunks;
-    __nv_bfloat16* to =
-        p.out + (task.row_begin + warp_row + row) * p.out_stride + task.head * S::kColumns + c * 8;
+    __nv_bfloat16* to = p.out + (task.row_begin + w.first + row) * p.out_stride + w.head * S::kColumns + c * 8;
     *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(chunk(row, c));
   }
+}
+
+// Leaves this warp's sums over a piece, as its registers hold them. For the last of the pieces' warps: takes
+// the sums of all, in the order of the context, into `outputs` and `sum`, and returns true. No warp reads a sum
+// before its writer's fence and arrival, and none again before the next launch.
+template <class S>
+__device__ __forceinline__ bool join_pieces(const Parameters& p, const Task& task,
+                                            float (&outputs)[S::kOutputs], const float (&base)[2],
+                                            float (&sum)[2], int warp) {
+  constexpr int kLines = S::kOutputs / 4 + 1;  // of 32 x float4
+  const int lane = threadIdx.x % 32;
+  const auto line_of = [&](int piece) {
+    const int64_t slot = task.slot + piece * (p.heads >> task.head_step);
+    return p.pieces.sums + (slot * PrefillPieces::kWarps + warp) * kLines * 32 + lane;
+  };
+  float4* const mine = line_of(task.piece);
+#pragma unroll
+  for (int j = 0; j < kLines - 1; ++j)
+    mine[j * 32] = {outputs[4 * j], outputs[4 * j + 1], outputs[4 * j + 2], outputs[4 * j + 3]};
+  mine[(kLines - 1) * 32] = {base[0], sum[0], base[1], sum[1]};
+  __threadfence();
+  __syncwarp();
+  int32_t* const arrived = p.pieces.arrived + int64_t(task.slot) * PrefillPieces::kWarps + warp;
+  int before = 0;
+  if (lane == 0) before = atomicAdd(arrived, 1);
+  if (__shfl_sync(~0u, before, 0) != task.pieces - 1) return false;
+  __threadfence();
+  if (lane == 0) *arrived = 0;
+
+  // Two pieces at a time where registers allow, since each has a trip to the L2 to wait for.
+  constexpr int kAtOnce = S::kColumns > 128 ? 1 : 2;
+  const auto weight_of = [](float base, float top) {  // a row may see nothing of a piece
+    return base == -INFINITY ? 0 : ptx::exp2_approx(base - top);
+  };
+  float top[2] = {-INFINITY, -INFINITY};
+  sum[0] = sum[1] = 0;
+#pragma unroll
+  for (float& o : outputs) o = 0;
+#pragma unroll 1
+  for (int piece = 0; piece < task.pieces; piece += kAtOnce) {
+    const float4* from[kAtOnce];
+    float bases[kAtOnce][2], sums[kAtOnce][2], highest[2] = {top[0], top[1]};
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const bool there = i == 0 || piece + i < task.pieces;
+      from[i] = line_of(there ? piece + i : piece);
+      const float4 x = __ldcg(from[i] + (kLines - 1) * 32);
+      bases[i][0] = there ? x.x : -INFINITY, bases[i][1] = there ? x.z : -INFINITY;
+      sums[i][0] = x.y, sums[i][1] = x.w;
+      highest[0] = fmaxf(highest[0], bases[i][0]), highest[1] = fmaxf(highest[1], bases[i][1]);
+    }
+    float before[2], weight[kAtOnce][2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      before[r] = weight_of(top[r], highest[r]);
+      top[r] = highest[r];
+      sum[r] *= before[r];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        weight[i][r] = weight_of(bases[i][r], highest[r]);
+        sum[r] += weight[i][r] * sums[i][r];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kLines - 1; ++j) {
+      float* const o = &outputs[4 * j];
+      o[0] *= before[0], o[1] *= before[0], o[2] *= before[1], o[3] *= before[1];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float4 v = __ldcg(from[i] + j * 32);
+        o[0] += weight[i][0] * v.x, o[1] += weight[i][0] * v.y;
+        o[2] += weight[i][1] * v.z, o[3] += weight[i][1] * v.w;
+      }
+    }
+  }
+  return true;
 }
 
 template <class S, bool capped>
 __device__ void consume(const Parameters& p, const CUtensorMap& out, Shared<S>& shared, int group) {
   const int lane = threadIdx.x % 32;
-  const int warp_row = group * kGroupRows + threadIdx.x % kGroupThreads / 32 * 16;
   // Named barriers: whose turn it is to start products.
   const int mine = 1 + group, theirs = 1 + (group + 1) % kGroups;
   Turn<kPlanned> plan_turn;
@@ -175,11 +266,13 @@ __device__ void consume(const Parameters& p, const CUtensorMap& out, Shared<S>& 
     ptx::barrier_wait(&shared.planned[plan_turn.stage], plan_turn.parity);
     const Task task = shared.tasks[plan_turn.stage];
     if (task.rows == 0) break;
-    __syncwarp();
-    if (lane == 0) ptx::barrier_arrive(&shared.forgotten[plan_turn.stage]);
+    const auto forget_task = [&] {
+      __syncwarp();
+      if (lane == 0) ptx::barrier_arrive(&shared.forgotten[plan_turn.stage]);
+    };
     ptx::barrier_wait(&shared.query_full[query_turn.stage], query_turn.parity);
-    const int group_row = group * kGroupRows, group_rows = min(task.rows - group_row, kGroupRows);
-    if (group_rows <= 0) {  // a short task: hands on what the other group waits for
+    const int group_row = group * task.row_step;
+    if (group_row >= task.rows) {  // a short task: hands on what the other group waits for
       if (stored >= 0) release_queries(stored);
       for (int left = task.tiles - 1; left >= 0; --left) {
         await_keys();
@@ -192,12 +285,13 @@ __device__ void consume(const Parameters& p, const CUtensorMap& out, Shared<S>& 
         release_values();
       }
       if (lane == 0) ptx::barrier_arrive(&shared.query_empty[query_turn.stage]);
+      forget_task();
       continue;
     }
     const int group_position = task.position + group_row;
-    const int row_position = task.position + warp_row + lane / 4;
+    const int row_position = task.position + WarpRows(task, group).first + lane / 4;
     Queries<S> queries;
-    queries.load(shared.queries[query_turn.stage], group_row, warp_row);
+    queries.load(shared.queries[query_turn.stage], group * kGroupRows, WarpRows(task, group).in_tile);
 
     float scores[S::kScores], outputs[S::kOutputs], correction[2];
     uint32_t weights[S::kTokens / 16][4];
@@ -253,17 +347,30 @@ __device__ void consume(const Parameters& p, const CUtensorMap& out, Shared<S>& 
     }
     await_values();
     start_outputs<S>(outputs, weights, shared.values[value_turn.stage]);
-    float factor[2];
+    float sum[2], factor[2];
+    const auto find_factors = [&] {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) factor[r] = sum[r] > 0 ? __fdividef(1, sum[r]) : 0;
+    };
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float sum = softmax.sum[r];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-      factor[r] = sum > 0 ? __fdividef(1, sum) : 0;
+      sum[r] = softmax.sum[r];
+      sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+      sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
     }
+    find_factors();
     ptx::wgmma_wait_for<0>(outputs);
     release_values();
-    store_rows<S>(p, out, task, outputs, factor, shared.queries[query_turn.stage], warp_row);
+    // Read again: the loop above has no registers to spare for what only its end needs.
+    const Task ended = shared.tasks[plan_turn.stage];
+    forget_task();
+    const WarpRows w(ended, group);
+    bool complete = true;
+    if (ended.pieces > 1) [[unlikely]] {
+      complete = w.first < ended.rows && join_pieces<S>(p, ended, outputs, softmax.base, sum, w.in_tile / 16);
+      find_factors();
+    }
+    if (complete) store_rows<S>(p, out, ended, outputs, factor, shared.queries[query_turn.stage], w);
     if constexpr (S::kQueryTiles == 1) {
       release_queries(0);
     } else {
@@ -353,6 +460,23 @@ bool prefill_uses_wgmma(const KvGeometry& g) {
 
 int prefill_tile_rows(const KvGeometry& g) { return prefill_uses_wgmma(g) ? prefill::kTileRows : 64; }
 
+int prefill_tile_tokens(const KvGeometry& g) {
+  static_assert(prefill::Shape<128, 1>::kTokens == prefill::Shape<64, 1>::kTokens);
+  if (!prefill_uses_wgmma(g)) return 0;
+  return g.head_dim > 128 ? prefill::Shape<256, 1>::kTokens : prefill::Shape<128, 1>::kTokens;
+}
+
+int prefill_heads_per_tile(const KvGeometry& g, int heads) {
+  return prefill_uses_wgmma(g) && heads / g.kv_heads % 4 == 0 ? 2 : 1;
+}
+
+int prefill_slots(int multiprocessors) { return kPieceRounds * multiprocessors; }
+
+size_t prefill_slot_bytes(const KvGeometry& g) {
+  static_assert(PrefillPieces::kWarps == prefill::kConsumerWarps);
+  return sizeof(float4) * PrefillPieces::kWarps * size_t(g.head_dim / 8 + 1) * 32;
+}
+
 CUtensorMap prefill_pool_map(std::byte* pool, size_t bytes, const KvGeometry& g) {
   const size_t rows = bytes / (size_t(g.head_dim) * 2);
   CHECK(rows <= INT32_MAX, "the block pool has more rows than a tensor map can name");
@@ -368,13 +492,14 @@ void prefill_wgmma_prepare(const KvGeometry& g) {
 }
 
 void prefill_wgmma(const Context& context, const AttentionArgs& a, const PrefillPlan& plan,
-                   const CUtensorMap& pool_map) {
+                   const PrefillPieces& pieces, const CUtensorMap& pool_map) {
   const KvRows rows(a.geometry);
   CHECK(prefill_uses_wgmma(a.geometry) && a.heads % rows.kv_heads == 0);
   CHECK(a.out.stride % 8 == 0, "rows of the output are written 16 bytes at a time");
   prefill::Parameters p{};
   p.count = plan.count;
   p.items = plan.items;
+  p.pieces = pieces;
   p.positions = a.batch.positions;
   p.kv_lengths = a.batch.kv_lengths;
   p.table = a.batch.tables[a.kv.group];
@@ -390,8 +515,8 @@ void prefill_wgmma(const Context& context, const AttentionArgs& a, const Prefill
   p.window = a.window > 0 ? a.window : 1 << 30;
   p.score_scale = (a.softcap > 0 ? a.softcap : a.scale) * prefill::kLog2e;
   p.cap_scale = a.softcap > 0 ? 2 * prefill::kLog2e * a.scale / a.softcap : 0;
-  const CUtensorMap queries =
-      tensor_map_bf16(a.q.data, a.batch.tokens, a.q.cols, a.q.stride, prefill::kTileRows, prefill::kPanel, 128);
+  const CUtensorMap queries = tensor_map_bf16(a.q.data, a.batch.tokens, a.q.cols, a.q.stride,
+                                              prefill::kGroupRows, prefill::kPanel, 128);
   const CUtensorMap out = tensor_map_bf16(a.out.data, a.batch.tokens, int64_t(a.heads) * a.geometry.head_dim,
                                           a.out.stride, 16, prefill::kPanel, 128);
   const prefill::Choice c = prefill::choose(a.geometry.head_dim, a.softcap > 0, p.heads_per_kv % 2 == 0);

@@ -25,6 +25,8 @@ struct Case {
   float softcap = 0;
   int block_tokens = 16;
   double sharpness = 1;  // of the queries: large ones make the softmax pick single tokens
+  int pieces = 1;        // that every item is cut into, as far as it has tiles
+  int tile_heads = 1;    // that share a tile of rows
 };
 
 // A step's inputs: keys and values scattered over the blocks of a poisoned pool, queries as columns of a wider
@@ -35,6 +37,7 @@ struct Inputs {
   int tokens = 0, sequences = 0, stride = 0;
   std::vector<int32_t> positions, row_sequence, kv_lengths, table;
   std::vector<PrefillItem> items;
+  int slots = 0;  // of pieces
   std::vector<uint16_t> pool;
   std::vector<float> q;
   int q_stride = 0;
@@ -82,7 +85,7 @@ Inputs make_inputs(const Case& c, uint32_t seed) {
   in.layer.layer_in_group = 1;
   in.layer.block_bytes = KvRows(in.geometry).block_bytes();
   in.sequences = int(c.sequences.size());
-  const int tile = prefill_tile_rows(in.geometry);
+  const int tile = prefill_tile_rows(in.geometry) / c.tile_heads;
   std::vector<std::pair<int, PrefillItem>> by_context;
   for (int s = 0; s < in.sequences; ++s) {
     const Rows& r = c.sequences[size_t(s)];
@@ -99,7 +102,15 @@ Inputs make_inputs(const Case& c, uint32_t seed) {
     in.tokens += r.rows;
   }
   std::stable_sort(by_context.begin(), by_context.end(), [](auto& a, auto& b) { return a.first < b.first; });
-  for (auto& [_, item] : by_context) in.items.push_back(item);
+  for (auto& [_, item] : by_context) {
+    const int first = in.positions[size_t(item.row_begin)], last = in.positions[size_t(item.row_end - 1)];
+    const int seen = c.window > 0 ? std::max(0, first - c.window + 1) / c.block_tokens * c.block_tokens : 0;
+    item.pieces = std::min(c.pieces, (last - seen) / prefill_tile_tokens(in.geometry) + 1);
+    item.heads = c.tile_heads;
+    item.slot = in.slots;
+    if (item.pieces > 1) in.slots += item.pieces * c.heads / c.tile_heads;
+    for (item.piece = 0; item.piece < item.pieces; ++item.piece) in.items.push_back(item);
+  }
   fill_pool(in, c, rng);
   in.q_stride = (c.heads + 2 * c.kv_heads) * c.head_dim;
   in.q = test::random_bf16(size_t(in.tokens) * size_t(in.q_stride), seed + 1, float(c.sharpness));
@@ -187,8 +198,15 @@ std::vector<uint16_t> run_case(const Case& c, Inputs& in, int out_stride) {
                         test::bf16_tensor(out.data(), in.tokens, int64_t(c.heads) * c.head_dim, out_stride)};
   prefill_wgmma_prepare(in.geometry);
   const CUtensorMap map = prefill_pool_map(pool.as<std::byte>(), in.pool.size() * 2, in.geometry);
-  prefill_wgmma(test::context(), a, {count.as<int32_t>(), items.as<PrefillItem>()}, map);
-  return test::download<uint16_t>(out.data(), size_t(in.tokens + 1) * size_t(out_stride));
+  const test::DeviceBytes sums(prefill_slot_bytes(in.geometry) * size_t(in.slots));
+  const std::vector<int32_t> none(size_t(in.slots * PrefillPieces::kWarps), 0);
+  const auto arrived = test::upload(none);
+  prefill_wgmma(test::context(), a, {count.as<int32_t>(), items.as<PrefillItem>()},
+                {sums.as<float4>(), arrived.as<int32_t>()}, map);
+  const auto rows = test::download<uint16_t>(out.data(), size_t(in.tokens + 1) * size_t(out_stride));
+  EXPECT_EQ(test::download<int32_t>(arrived.data(), none.size()), none)
+      << "a launch leaves counters as they were";
+  return rows;
 }
 
 void check_case(const Case& c, uint32_t seed) {
@@ -231,6 +249,12 @@ TEST(PrefillWgmma, FewRows) {
   check_case({"33 rows after 100", 9, 3, 64, {{33, 100}}}, 3);
   check_case({"1 row after 15", 4, 1, 128, {{1, 15}}}, 4);
   check_case({"16 rows, block full", 4, 1, 128, {{16}}}, 5);
+  Case pieces{"33 rows after 700 in pieces", 3, 1, 64, {{33, 700}}};
+  pieces.pieces = 3;
+  check_case(pieces, 6);
+  Case shared{"9 rows after 300, shared tiles in pieces", 4, 1, 128, {{9, 300}}};
+  shared.tile_heads = shared.pieces = 2;
+  check_case(shared, 7);
 }
 
 TEST(PrefillWgmma, TileEdges) {
@@ -279,12 +303,59 @@ TEST(PrefillWgmma, Long) {
   check_case({"2048 after 6000, 256 wide", 4, 1, 256, {{2048, 6000}, {5, 100}}}, 63);
 }
 
+// Contexts in pieces: more tasks than the card takes at once and fewer, pieces of one tile, pieces of which
+// some rows or a whole warpgroup see nothing.
+TEST(PrefillWgmma, Pieces) {
+  const auto cut = [](Case c, int pieces, int seed) {
+    c.pieces = pieces;
+    check_case(c, uint32_t(seed));
+  };
+  const std::vector<Rows> ragged = {{2},      {129, 64}, {7, 500},   {33, 1900},
+                                    {128, 1}, {3, 1500}, {257, 255}, {64, 1000}};
+  for (int pieces : {2, 5, 16}) {
+    cut({"pieces, 128", 8, 2, 128, ragged}, pieces, 80);
+    cut({"pieces, 64", 9, 3, 64, ragged}, pieces, 81);
+    cut({"pieces, 256", 4, 1, 256, ragged}, pieces, 82);
+    cut({"pieces, 128 alone, blocks of 64", 3, 3, 128, ragged, 0, 0, 64}, pieces, 83);
+    cut({"pieces, window 700", 4, 2, 128, ragged, 700}, pieces, 84);
+    cut({"pieces, window 100, 256 wide", 4, 2, 256, ragged, 100}, pieces, 85);
+    cut({"pieces, cap", 4, 2, 64, ragged, 0, 30, 16, 4}, pieces, 86);
+    cut({"pieces, sharp", 4, 2, 128, ragged, 0, 0, 16, 20}, pieces, 87);
+  }
+  cut({"107 rows after 26000, 4 pieces", 32, 8, 128, {{107, 26000}}}, 4, 88);
+  cut({"5 rows after 33000, 16 pieces", 4, 2, 128, {{5, 33000}}}, 16, 89);
+  cut({"640 rows after 8000, 4 pieces", 32, 8, 128, {{640, 8000}}}, 4, 90);
+}
+
+// Two query heads to a tile of rows, in clusters (of four heads of one kv head) and alone (soft caps).
+TEST(PrefillWgmma, HeadsShareTiles) {
+  const std::vector<Rows> ragged = {{2},     {65, 64},  {7, 500},   {33, 1900},
+                                    {64, 1}, {3, 1500}, {257, 255}, {64, 1000}};
+  const auto shared = [](Case c, int pieces, int seed) {
+    c.pieces = pieces;
+    c.tile_heads = 2;
+    check_case(c, uint32_t(seed));
+  };
+  for (int pieces : {1, 2, 5}) {
+    shared({"shared, 128", 8, 2, 128, ragged}, pieces, 92);
+    shared({"shared, 64", 4, 1, 64, ragged}, pieces, 93);
+    shared({"shared, 256", 8, 1, 256, ragged}, pieces, 94);
+    shared({"shared, window 700, blocks of 32", 8, 2, 128, ragged, 700, 0, 32}, pieces, 95);
+    shared({"shared, cap", 4, 1, 128, ragged, 0, 30, 16, 4}, pieces, 96);
+    shared({"shared, cap, 256", 8, 2, 256, ragged, 300, 30, 16, 4}, pieces, 97);
+  }
+  shared({"64 rows after 26000, 4 heads, 8 pieces", 32, 8, 128, {{64, 26000}}}, 8, 98);
+}
+
 // Two runs give the same bits: no race decides anything.
 TEST(PrefillWgmma, Repeats) {
-  const Case c{"repeat", 32, 8, 128, {{700, 300}, {130}, {5, 2000}, {512}}};
-  Inputs in = make_inputs(c, 70);
-  const auto first = run_case(c, in, c.heads * c.head_dim);
-  for (int i = 0; i < 5; ++i) ASSERT_EQ(first, run_case(c, in, c.heads * c.head_dim));
+  Case c{"repeat", 32, 8, 128, {{700, 300}, {130}, {5, 2000}, {512}}};
+  for (int pieces : {1, 5}) {
+    c.pieces = pieces;
+    Inputs in = make_inputs(c, 70);
+    const auto first = run_case(c, in, c.heads * c.head_dim);
+    for (int i = 0; i < 5; ++i) ASSERT_EQ(first, run_case(c, in, c.heads * c.head_dim));
+  }
 }
 
 }  // namespace
