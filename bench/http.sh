@@ -5,13 +5,13 @@
 #     ./dev deps bench && bench/http.sh                 # builds what it needs; about a minute
 #     PARTS="rate" ROUNDS=5 SECONDS_EACH=3 bench/http.sh
 #
-# By environment: PARTS (rate distinct stream latency idle), ROUNDS, SECONDS_EACH, CONNECTIONS (wrk's), STREAMS, NETWORK_THREADS,
+# By environment: PARTS (idle rate distinct stream latency; idle first, before others leave memory to reuse), ROUNDS, SECONDS_EACH, CONNECTIONS (wrk's), STREAMS, NETWORK_THREADS,
 # LOAD_THREADS (wrk's) and GENERATORS (processes of `bench serve`), FLAGS (for serve), SLUICE, HELLO, WRK (programs).
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 build=$here/../build/release
 SLUICE=${SLUICE:-$build/sluice} HELLO=${HELLO:-$build/src/server/hello_server} WRK=${WRK:-wrk}
-PARTS=${PARTS:-rate distinct stream latency idle} ROUNDS=${ROUNDS:-3} SECONDS_EACH=${SECONDS_EACH:-4}
+PARTS=${PARTS:-idle rate distinct stream latency} ROUNDS=${ROUNDS:-3} SECONDS_EACH=${SECONDS_EACH:-4}
 CONNECTIONS=${CONNECTIONS:-64} STREAMS=${STREAMS:-100} NETWORK_THREADS=${NETWORK_THREADS:-1} LOAD_THREADS=${LOAD_THREADS:-1}
 GENERATORS=${GENERATORS:-1} FLAGS=${FLAGS:-} IDLE=${IDLE:-4000}
 PORT=${PORT:-8191} HELLO_PORT=${HELLO_PORT:-8192}
