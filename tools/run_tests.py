@@ -8,6 +8,8 @@
       accept     the reference cases in ../shared, over HTTP
       cuda       builds the CUDA backend and its tests, which run on a card only; skipped where nvcc is missing
       asan       the rooms that read foreign bytes, and all corpora, under AddressSanitizer and UBSan
+    Only when named:
+      clients    tests/clients: LiteLLM, LangChain and lm-eval against the built binary; installs them from PyPI
 
 Started by ./dev test, which has installed what is needed.
 """
@@ -88,18 +90,22 @@ def stage_unit():
     return ctest("release")
 
 
-def pytest(*arguments):
+def pytest(*arguments, python=sys.executable):
     """(passed, failed) of a run over the release build."""
     if not build("release", ["sluice"]):
         return 0, 1
-    status, output = run_counting([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5", *arguments])
+    status, output = run_counting([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5", *arguments])
     counts = dict((word, int(n)) for n, word in re.findall(r"(\d+) (passed|failed|errors?)\b", output.splitlines()[-1] if output else ""))
     failed = counts.get("failed", 0) + counts.get("error", 0) + counts.get("errors", 0)
     return counts.get("passed", 0), max(failed, 1) if status else failed
 
 
 def stage_blackbox():
-    return pytest("tests", "--ignore=tests/browser")
+    return pytest("tests", "--ignore=tests/browser", "--ignore=tests/clients")
+
+
+def stage_clients():
+    return pytest("tests/clients", "-W", "ignore", python=ROOT / "build/clients/bin/python")
 
 
 def stage_browser():
@@ -154,19 +160,21 @@ def stage_asan():
 
 STAGES = {"checks": stage_checks, "unit": stage_unit, "blackbox": stage_blackbox, "browser": stage_browser, "accept": stage_accept, "cuda": stage_cuda,
           "asan": stage_asan}
+NIGHTLY = {"clients": stage_clients}  # large downloads: only when named
 
 
 def main():
     wanted = sys.argv[1:] or list(STAGES)
-    unknown = [s for s in wanted if s not in STAGES]
+    stages = STAGES | NIGHTLY
+    unknown = [s for s in wanted if s not in stages]
     if unknown:
-        print(f"no stage named '{unknown[0]}' (stages: {' '.join(STAGES)})", file=sys.stderr)
+        print(f"no stage named '{unknown[0]}' (stages: {' '.join(stages)})", file=sys.stderr)
         return 2
     rows, skipped = [], []
     for name in wanted:
         print(f"\n==> {name}", flush=True)
         start = time.monotonic()
-        passed, failed = STAGES[name]()
+        passed, failed = stages[name]()
         if passed is SKIPPED:
             skipped.append(f"{name:10} skipped: {failed}")
             continue
