@@ -22,7 +22,7 @@ Decoder::Decoder(const ModelSpec& spec, const LayerGroups& groups, const Weights
   const int64_t t = max_tokens, q = int64_t(spec.heads) * spec.head_dim;
   // Rows of the feed-forward: with experts, a row of the step is as many.
   const int64_t k = spec.experts_per_token, rows = spec.experts > 0 ? t * k : t;
-  const std::array wishes = {Wish{&hidden_, t, spec.hidden, a},
+  const std::array wishes = {Wish{&hidden_, t, spec.hidden, DType::f32},
                              Wish{&normed_, t, spec.hidden, a},
                              Wish{&qkv_, t, spec.qkv_width(), a},
                              Wish{&attended_, t, q, a},
@@ -32,7 +32,7 @@ Decoder::Decoder(const ModelSpec& spec, const LayerGroups& groups, const Weights
                              Wish{&gathered_, spec.experts > 0 ? rows : 0, spec.hidden, a},
                              Wish{&routing_, spec.experts > 0 ? t : 0, 4 * k, DType::i32},
                              Wish{&picked_, t, q, a},
-                             Wish{&picked_hidden_, t, spec.hidden, a},
+                             Wish{&picked_hidden_, t, spec.hidden, DType::f32},
                              Wish{&logits_, max_logit_rows, spec.vocab, DType::f32}};
   constexpr size_t kAlign = 256;
   const auto bytes = [](const Wish& w) {

@@ -95,20 +95,20 @@ struct EmbedArgs {
   const Weight& table;  // [V, C]
   const BatchInput& batch;
   float scale;  // 1, or sqrt(C) for Gemma
-  Tensor out;   // [T, C]
+  Tensor out;   // [T, C] f32: the residual
 };
 
 struct RmsNormArgs {
-  Tensor x;             // [T, C]
+  Tensor x;             // [T, C] f32: the residual
   const float* weight;  // [C]
   float eps;
-  Tensor out;  // [T, C]; may be x
+  Tensor out;  // [T, C]; may be x where activations are f32
 };
 
 // residual += x (or += rms_norm(x) * post_weight where post_weight is given, as Gemma does); out =
 // rms_norm(residual) * weight.
 struct AddRmsNormArgs {
-  Tensor residual;           // [T, C], updated
+  Tensor residual;           // [T, C] f32, updated
   Tensor x;                  // [T, C]
   const float* post_weight;  // [C] or null
   const float* weight;       // [C]

@@ -17,10 +17,10 @@ constexpr unsigned blocks_for(int64_t items, int64_t per_block) {
 void check_rows(int64_t rows) { CHECK(rows <= 65535, "more rows than a grid takes"); }
 
 // The vectors of a row that thread `threadIdx.x` of CTA `blockIdx.x` moves: all loads, then all stores.
-template <int kEach, typename F>
-__device__ __forceinline__ void move_row(const uint4* from, uint4* to, int vectors, const F& change) {
+template <int kEach, typename From, typename To, typename F>
+__device__ __forceinline__ void move_row(const From* from, To* to, int vectors, const F& change) {
   const int begin = int(blockIdx.x) * kThreads * kEach + int(threadIdx.x);
-  uint4 bits[kEach];
+  From bits[kEach];
 #pragma unroll
   for (int v = 0; v < kEach; ++v)
     if (begin + v * kThreads < vectors) bits[v] = from[begin + v * kThreads];
@@ -31,19 +31,17 @@ __device__ __forceinline__ void move_row(const uint4* from, uint4* to, int vecto
 
 template <int kEach>
 __global__ void __launch_bounds__(kThreads)
-    embed_rows(const uint4* table, int vocab, const int32_t* token_ids, const int32_t* last_ids, float scale,
-               uint4* out, int64_t out_stride, int vectors) {
+    embed_rows(const uint2* table, int vocab, const int32_t* token_ids, const int32_t* last_ids, float scale,
+               float4* out, int64_t out_stride, int vectors) {
   let_next_start();
   wait_for_previous();
   const int row = int(blockIdx.y);
   int id = token_ids[row];
   if (id < 0) id = last_ids[-1 - id];
   if (id < 0 || id >= vocab) __trap();  // a bug upstream; a clamped id would be a wrong answer
-  move_row<kEach>(table + int64_t(id) * vectors, out + row * out_stride, vectors, [&](uint4 bits) {
-    Float8 f = unpack(bits);
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) f.v[i] *= scale;
-    return pack(f);
+  move_row<kEach>(table + int64_t(id) * vectors, out + row * out_stride, vectors, [&](uint2 bits) {
+    const float4 f = unpack(bits);
+    return float4{f.x * scale, f.y * scale, f.z * scale, f.w * scale};
   });
 }
 
@@ -103,24 +101,26 @@ dim3 move_grid(int vectors, int64_t rows) {
 }  // namespace
 
 void embed(const Context& context, const EmbedArgs& a) {
-  check_vectors(a.out), check_rows(a.out.rows);
+  check_f32_vectors(a.out), check_rows(a.out.rows);
   CHECK(a.table.parts.size() == 1 && a.table.cols == a.out.cols && a.out.rows == a.batch.tokens);
   if (a.out.rows == 0) return;
-  const int vectors = int(a.out.cols / kVec);
+  const int vectors = int(a.out.cols / 4);
   launch(context, a.out.rows <= kFewRows ? embed_rows<1> : embed_rows<kManyEach>,
-         move_grid(vectors, a.out.rows), dim3(kThreads), 0, a.table.parts[0].data.as<uint4>(),
-         int(a.table.rows), a.batch.token_ids, a.batch.last_ids, a.scale, a.out.row<uint4>(0),
-         a.out.stride / kVec, vectors);
+         move_grid(vectors, a.out.rows), dim3(kThreads), 0, a.table.parts[0].data.as<uint2>(),
+         int(a.table.rows), a.batch.token_ids, a.batch.last_ids, a.scale, a.out.row<float4>(0),
+         a.out.stride / 4, vectors);
 }
 
 void gather_rows(const Context& context, const Tensor& x, const int32_t* index, const Tensor& out) {
-  check_vectors(x), check_vectors(out), check_rows(out.rows);
-  CHECK(x.cols == out.cols);
+  CHECK(x.cols == out.cols && x.dtype == out.dtype);
+  for (const Tensor& t : {x, out}) t.dtype == DType::f32 ? check_f32_vectors(t) : check_vectors(t);
+  check_rows(out.rows);
   if (out.rows == 0) return;
-  const int vectors = int(out.cols / kVec);
+  const int64_t each = x.dtype == DType::f32 ? 4 : kVec;  // elements of 16 bytes
+  const int vectors = int(out.cols / each);
   launch(context, out.rows <= kFewRows ? gather<1> : gather<kManyEach>, move_grid(vectors, out.rows),
-         dim3(kThreads), 0, x.row<uint4>(0), x.stride / kVec, int(x.rows), index, out.row<uint4>(0),
-         out.stride / kVec, vectors);
+         dim3(kThreads), 0, x.row<uint4>(0), x.stride / each, int(x.rows), index, out.row<uint4>(0),
+         out.stride / each, vectors);
 }
 
 void copy_blocks(const Context& context, std::byte* pool, size_t block_bytes, const int32_t* pairs, int count) {

@@ -1,4 +1,5 @@
-// Ops that work row by row: norms, rotation, activation, copies. Activations are bf16, sums float32. Each
+// Ops that work row by row: norms, rotation, activation, copies. Activations are bf16, sums and the residual
+// (embed's output, what the norms take and add to) float32; gather_rows takes both. Each
 // function enqueues one kernel on context.stream; its contract is the struct's in tensor/backend.h. All of a
 // step's shape that may differ between replays of a recorded step is read from device memory: a row whose
 // sequence has kv_length 0 is padding, has table entry -1, and stores nothing.

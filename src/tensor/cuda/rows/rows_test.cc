@@ -26,6 +26,16 @@ std::vector<float> random_f32(size_t n, uint32_t seed) {
   return v;
 }
 
+// Float32 that bf16 does not hold.
+std::vector<float> residual_of(size_t n, uint32_t seed, float scale) {
+  std::vector<float> v = random_bf16(n, seed, scale);
+  for (size_t i = 0; i < n; ++i) v[i] *= 1 + 1e-5f * float(i % 97);
+  return v;
+}
+Tensor on_card(const DeviceBytes& f32, int64_t rows, int64_t columns) {
+  return {f32.data(), DType::f32, rows, columns, columns};
+}
+
 TEST(CudaRows, RmsNorm) {
   const auto judge = make_ref_backend();
   uint32_t seed = 1;
@@ -33,15 +43,13 @@ TEST(CudaRows, RmsNorm) {
     for (int columns : kColumns) {
       SCOPED_TRACE(testing::Message() << rows << " x " << columns);
       const size_t n = size_t(rows) * size_t(columns);
-      std::vector<float> x = random_bf16(n, ++seed, 3), weight = random_f32(size_t(columns), ++seed), want(n);
+      std::vector<float> x = residual_of(n, ++seed, 3), weight = random_f32(size_t(columns), ++seed), want(n);
       judge->rms_norm({f32_tensor(x, rows, columns), weight.data(), 1e-5f, f32_tensor(want, rows, columns)});
-      const DeviceBytes dx = upload_bf16(x), dw = upload(weight), out(n * 2);
-      rms_norm(context(), {bf16_tensor(dx.data(), rows, columns), dw.as<float>(), 1e-5f,
-                           bf16_tensor(out.data(), rows, columns)});
+      const DeviceBytes dx = upload(x), dw = upload(weight), out(n * 2);
+      rms_norm(context(),
+               {on_card(dx, rows, columns), dw.as<float>(), 1e-5f, bf16_tensor(out.data(), rows, columns)});
       expect_rounded(download_bf16(out.data(), n), want);
-      rms_norm(context(), {bf16_tensor(dx.data(), rows, columns), dw.as<float>(), 1e-5f,
-                           bf16_tensor(dx.data(), rows, columns)});
-      expect_rounded(download_bf16(dx.data(), n), want);
+      EXPECT_EQ(download<float>(dx.data(), n), x);
     }
   }
 }
@@ -50,19 +58,20 @@ void check_add_rms_norm(int rows, int columns, bool with_post, uint32_t seed) {
   SCOPED_TRACE(testing::Message() << rows << " x " << columns << (with_post ? ", with post norm" : ""));
   const auto judge = make_ref_backend();
   const size_t n = size_t(rows) * size_t(columns);
-  std::vector<float> x = random_bf16(n, seed, 0.5f), residual = random_bf16(n, seed + 1, 4);
+  std::vector<float> x = random_bf16(n, seed, 0.5f), residual = residual_of(n, seed + 1, 4);
   std::vector<float> weight = random_f32(size_t(columns), seed + 2),
                      post = random_f32(size_t(columns), seed + 3);
-  const DeviceBytes dx = upload_bf16(x), dr = upload_bf16(residual), dw = upload(weight), dp = upload(post);
+  const DeviceBytes dx = upload_bf16(x), dr = upload(residual), dw = upload(weight), dp = upload(post);
   std::vector<float> want(n);
   judge->add_rms_norm({f32_tensor(residual, rows, columns), f32_tensor(x, rows, columns),
                        with_post ? post.data() : nullptr, weight.data(), 1e-6f,
                        f32_tensor(want, rows, columns)});
   // In place, as the decoder calls it.
-  add_rms_norm(context(), {bf16_tensor(dr.data(), rows, columns), bf16_tensor(dx.data(), rows, columns),
+  add_rms_norm(context(), {on_card(dr, rows, columns), bf16_tensor(dx.data(), rows, columns),
                            with_post ? dp.as<float>() : nullptr, dw.as<float>(), 1e-6f,
                            bf16_tensor(dx.data(), rows, columns)});
-  expect_rounded(download_bf16(dr.data(), n), residual, 1e-5f);
+  const auto sums = download<float>(dr.data(), n);
+  for (size_t i = 0; i < n; ++i) ASSERT_NEAR(sums[i], residual[i], 2e-6f * std::fabs(residual[i]) + 1e-5f) << i;
   expect_rounded(download_bf16(dx.data(), n), want, 1e-5f);
 }
 
@@ -83,12 +92,12 @@ TEST(CudaRows, EqualRowsGiveEqualBitsInAnyBatch) {
   const std::vector<float> one = random_bf16(kWidth, 5), weight = random_f32(kWidth, 6);
   std::vector<float> many;
   for (int r = 0; r < kRowCount; ++r) many.insert(many.end(), one.begin(), one.end());
-  const DeviceBytes x1 = upload_bf16(one), x = upload_bf16(many), w = upload(weight), r1 = upload_bf16(one),
-                    r = upload_bf16(many);
-  add_rms_norm(context(), {bf16_tensor(r1.data(), 1, kWidth), bf16_tensor(x1.data(), 1, kWidth), nullptr,
-                           w.as<float>(), 1e-5f, bf16_tensor(x1.data(), 1, kWidth)});
-  add_rms_norm(context(), {bf16_tensor(r.data(), kRowCount, kWidth), bf16_tensor(x.data(), kRowCount, kWidth),
-                           nullptr, w.as<float>(), 1e-5f, bf16_tensor(x.data(), kRowCount, kWidth)});
+  const DeviceBytes x1 = upload_bf16(one), x = upload_bf16(many), w = upload(weight), r1 = upload(one),
+                    r = upload(many);
+  add_rms_norm(context(), {on_card(r1, 1, kWidth), bf16_tensor(x1.data(), 1, kWidth), nullptr, w.as<float>(),
+                           1e-5f, bf16_tensor(x1.data(), 1, kWidth)});
+  add_rms_norm(context(), {on_card(r, kRowCount, kWidth), bf16_tensor(x.data(), kRowCount, kWidth), nullptr,
+                           w.as<float>(), 1e-5f, bf16_tensor(x.data(), kRowCount, kWidth)});
   const auto want = download<uint16_t>(x1.data(), kWidth),
              got = download<uint16_t>(x.data(), kRowCount * kWidth);
   for (size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], want[i % kWidth]);
@@ -125,7 +134,7 @@ TEST(CudaRows, EmbedReadsIdsOrTheLastSampled) {
       for (int32_t& id : ids) id = rng() % 3 ? int32_t(rng() % kVocab) : -1 - int32_t(rng() % 16);
       const float scale = columns == 64 ? 8 : columns == 576 ? 25.298221f : 1;
       const DeviceBytes d_ids = upload(ids), d_last = upload(last);
-      const DeviceBytes out(size_t(rows) * size_t(columns) * 2);
+      const DeviceBytes out(size_t(rows) * size_t(columns) * 4);
       MemoryBackend memory;
       Weight weight;
       weight.rows = kVocab, weight.cols = columns;
@@ -135,12 +144,12 @@ TEST(CudaRows, EmbedReadsIdsOrTheLastSampled) {
           cudaMemcpy(weight.parts[0].data.data(), d_table.data(), table.size() * 2, cudaMemcpyDeviceToDevice));
       BatchInput batch;
       batch.tokens = rows, batch.token_ids = d_ids.as<int32_t>(), batch.last_ids = d_last.as<int32_t>();
-      embed(context(), {weight, batch, scale, bf16_tensor(out.data(), rows, columns)});
-      const auto got = download_bf16(out.data(), size_t(rows) * size_t(columns));
+      embed(context(), {weight, batch, scale, on_card(out, rows, columns)});
+      const auto got = download<float>(out.data(), size_t(rows) * size_t(columns));
       std::vector<float> want;
       for (int32_t id : ids) {
         const float* from = table.data() + size_t(id < 0 ? last[size_t(-1 - id)] : id) * size_t(columns);
-        for (int c = 0; c < columns; ++c) want.push_back(bf16_to_f32(f32_to_bf16(from[c] * scale)));
+        for (int c = 0; c < columns; ++c) want.push_back(from[c] * scale);
       }
       ASSERT_EQ(got, want) << rows << " x " << columns;
     }
@@ -157,6 +166,12 @@ TEST(CudaRows, GatherRows) {
     const auto got = download_bf16(out.data(), 5 * size_t(columns));
     for (size_t i = 0; i < got.size(); ++i)
       ASSERT_EQ(got[i], x[size_t(index[i / size_t(columns)]) * size_t(columns) + i % size_t(columns)]);
+    const std::vector<float> f = residual_of(x.size(), 13, 1);
+    const DeviceBytes df = upload(f), out_f32(5 * size_t(columns) * 4);
+    gather_rows(context(), on_card(df, 40, columns), di.as<int32_t>(), on_card(out_f32, 5, columns));
+    const auto rows = download<float>(out_f32.data(), 5 * size_t(columns));
+    for (size_t i = 0; i < rows.size(); ++i)
+      ASSERT_EQ(rows[i], f[size_t(index[i / size_t(columns)]) * size_t(columns) + i % size_t(columns)]);
   }
 }
 
