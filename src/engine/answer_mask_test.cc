@@ -50,7 +50,8 @@ struct Model {
   Weights weights;
   std::unique_ptr<Engine> engine;
 
-  explicit Model(std::unique_ptr<Backend> on, int sequences = 16) : backend(std::move(on)) {
+  explicit Model(std::unique_ptr<Backend> on, int sequences = 16, std::vector<int32_t> end_ids = {kEnd})
+      : backend(std::move(on)) {
     const std::string path = std::string(SLUICE_SOURCE_DIR) + "/../shared/cases/tiny/llama-tied";
     auto checkpoint = open_checkpoint(path);
     CHECK(checkpoint.ok());
@@ -59,7 +60,7 @@ struct Model {
     CHECK(loaded.ok());
     weights = std::move(*loaded);
     auto made =
-        make_engine({spec, weights, *backend, {kEnd}},
+        make_engine({spec, weights, *backend, std::move(end_ids)},
                     {.max_sequences = sequences, .step_tokens = 64, .max_context = 256, .logit_rows = 8});
     CHECK(made.ok());
     engine = std::move(*made);
@@ -106,6 +107,19 @@ TEST_P(Constrained, EveryTokenIsAllowedAndTheEndEnds) {
     ASSERT_EQ(clients[i].ids.size(), 4 + i % 7);
     for (size_t k = 0; k < clients[i].ids.size(); ++k)
       EXPECT_TRUE(stairs[i]->holds(clients[i].ids[k], int(k))) << "request " << i << " token " << k;
+  }
+}
+
+// As with made-up vocabularies. The token that is sampled once all is said is thrown away, and no failure.
+TEST_P(Constrained, WithoutEndIdsTheAnswerStopsWhereItsConstraintDoes) {
+  Model model(backend_named(GetParam()), 16, {});
+  std::deque<TestClient> clients;
+  for (uint64_t i = 0; i < 40; ++i)
+    clients.emplace_back(*model.engine, wish(std::make_shared<Stairs>(20, 1 + int(i % 5)), 30, i + 1));
+  for (size_t i = 0; i < clients.size(); ++i) {
+    clients[i].finish();
+    EXPECT_EQ(clients[i].reason, FinishReason::stop);
+    EXPECT_EQ(clients[i].ids.size(), 1 + i % 5);
   }
 }
 

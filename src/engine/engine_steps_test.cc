@@ -64,6 +64,28 @@ TEST_P(EngineStepsTest, ABatchGathersUntilItIsFlushed) {
   expect_empty();
 }
 
+TEST_P(EngineStepsTest, SchedulingIsReplacedWhileRequestsRun) {
+  make();
+  runner_->hold();
+  std::vector<Request> wishes;
+  std::deque<TestClient> clients;
+  for (int i = 0; i < 20; ++i) clients.emplace_back(*engine_, wishes.emplace_back(wish(5 + i, 30)));
+  EngineConfig config;
+  config.batching.policy = "serial";
+  EXPECT_EQ(*engine_->reschedule(config), "batching: continuous -> serial");
+  EXPECT_EQ(*engine_->reschedule(config), "") << "no change";
+  config.scheduling.batch_weight = 0;
+  const auto refused = engine_->reschedule(config);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().field, "scheduler.lanes.batch.weight");
+  runner_->let_go();
+  for (size_t i = 0; i < clients.size(); ++i) {
+    clients[i].finish();
+    EXPECT_EQ(clients[i].ids, expected(wishes[i])) << "request " << i;
+  }
+  expect_empty();
+}
+
 TEST(OneSequenceShareTest, IsOfRecentSteps) {
   OneSequenceShare share;
   EXPECT_EQ(share.after(1), 1);

@@ -102,7 +102,9 @@ TEST_P(RequestLedgerTest, PenaltiesTakeEveryOtherStepWhereTwoOverlap) {
 TEST_P(RequestLedgerTest, APreemptionAndWhatItCostStandApart) {
   make({.max_running = 4, .step_tokens = 64, .max_queue = 16, .min_progress = 4}, kContext / kBlock + 2);
   std::deque<TestClient> clients;
+  runner_->hold();  // all are there before the first is through, however busy the machine
   for (int i = 0; i < 4; ++i) clients.emplace_back(*engine_, wish(40, 200));
+  runner_->let_go();
   int preempted = 0;
   for (TestClient& client : clients) {
     const std::vector<TokenEvent> events = all_events(client);
@@ -120,8 +122,15 @@ TEST_P(RequestLedgerTest, APreemptionAndWhatItCostStandApart) {
 
 TEST_P(RequestLedgerTest, AClientThatDoesNotReadPausesItself) {
   make({.max_running = 4, .step_tokens = 32, .max_queue = 8});
+  runner_->hold();
   TestClient slow(*engine_, wish(5, 400)), other(*engine_, wish(6, 300));
-  for (int i = 0; i < 300; ++i) other.take(other.next());
+  // A few steps ahead of the reader and no more: a busy machine may keep this thread waiting.
+  runner_->release(4);
+  for (int i = 0; i < 300; ++i) {
+    runner_->release();
+    other.take(other.next());
+  }
+  runner_->let_go();
   slow.finish();
   EXPECT_GT(spans_of(slow)[Span::paused], 0);
   EXPECT_EQ(spans_of(other)[Span::paused], 0);
