@@ -367,7 +367,7 @@ void Parser::add_simulate(CLI::App& bench) {
   app->add_option(
       "--host", s.host,
       "Times of the host in us, as plan=15,commit=5,request=150; also plan_sequence, commit_sequence, launch, "
-      "notice, answer");
+      "notice, answer, answer_sequence");
   app->add_option(
          "--sweep", s.sweeps,
          "A table over values of a key: KEY=A,B,C; once more for a second key. Keys of sluice.yaml, or rate, "

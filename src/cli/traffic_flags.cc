@@ -188,10 +188,15 @@ Status parse_host(const std::string& text, HostCost& host) {
   const struct {
     std::string_view name;
     TimeNs* value;
-  } known[] = {{"plan", &host.plan_ns},       {"plan_sequence", &host.plan_sequence_ns},
-               {"commit", &host.commit_ns},   {"commit_sequence", &host.commit_sequence_ns},
-               {"launch", &host.launch_ns},   {"notice", &host.notice_ns},
-               {"request", &host.request_ns}, {"answer", &host.answer_ns}};
+  } known[] = {{"plan", &host.plan_ns},
+               {"plan_sequence", &host.plan_sequence_ns},
+               {"commit", &host.commit_ns},
+               {"commit_sequence", &host.commit_sequence_ns},
+               {"launch", &host.launch_ns},
+               {"notice", &host.notice_ns},
+               {"request", &host.request_ns},
+               {"answer", &host.answer_ns},
+               {"answer_sequence", &host.answer_sequence_ns}};
   for (const std::string_view part : split(text, ',')) {
     const size_t equals = part.find('=');
     const auto row = std::find_if(std::begin(known), std::end(known),
@@ -201,7 +206,7 @@ Status parse_host(const std::string& text, HostCost& host) {
     if (row == std::end(known) || !us)
       return expected(
           "NAME=MICROSECONDS,… of plan, plan_sequence, commit, commit_sequence, launch, notice, request, "
-          "answer",
+          "answer, answer_sequence",
           std::string(part));
     *row->value = TimeNs(*us * 1000);
   }

@@ -37,7 +37,7 @@ class VirtualServer {
     setup_.max_requests = policy.max_queue;
     setup_.layout = {.windows = {0}, .max_length = max_length, .max_step_tokens = policy.step_tokens};
     setup_.blocks = blocks;
-    setup_.host = {0, 0, 0, 0, 0, 0, 0, 0};
+    setup_.host = {0, 0, 0, 0, 0, 0, 0, 0, 0};
   }
 
   struct Wish {

@@ -274,7 +274,7 @@ class Simulation {
 
   // At the end of a turn, as the engine notifies: tokens first, then ends.
   void tell_clients() {
-    const TimeNs seen = now_ + setup_.host.answer_ns;
+    TimeNs seen = now_ + setup_.host.answer_ns;
     for (const size_t number : told_) {
       SimulatedRequest& r = result_.requests[number];
       ++r.tokens;
@@ -284,9 +284,11 @@ class Simulation {
         r.first_token = seen;
       last_seen_[number] = seen;
       if (hooks_.told) hooks_.told(number, seen);
+      seen += setup_.host.answer_sequence_ns;
     }
     told_.clear();
-    for (const size_t number : ends_) leave(number, seen);
+    // The last token says that it was the last.
+    for (const size_t number : ends_) leave(number, std::max(last_seen_[number], now_ + setup_.host.answer_ns));
     ends_.clear();
   }
 

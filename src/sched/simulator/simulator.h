@@ -24,6 +24,10 @@ struct HostCost {
   TimeNs notice_ns = 10'000;                           // from a step's end until the loop sees it
   TimeNs request_ns = 150'000;  // from the client's sending until the engine has the request
   TimeNs answer_ns = 100'000;   // from the end of the loop's turn until the client has the token
+  // Each further client of the same turn has it so much later. Without that, a closed loop's clients whose
+  // answers ended together would come back in the same instant and stay together for ever; in fact the first is
+  // planned before the others are there.
+  TimeNs answer_sequence_ns = 20'000;
 };
 
 // A reload: from `at` on another policy holds. What is fixed in a Policy is as it was.
