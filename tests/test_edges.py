@@ -8,7 +8,7 @@ import subprocess
 import openai
 import pytest
 
-from conftest import SMOLLM2, TIMEOUT_S
+from conftest import SMOLLM2, TIMEOUT_S, until
 
 
 def digest(key):
@@ -85,3 +85,40 @@ def test_a_bad_certificate_is_refused_at_start(certificate, tmp_path):
     for pair in ((tmp_path / "none.pem", key), (tmp_path / "empty.pem", key), (cert, tmp_path / "empty.pem"), (cert, "")):
         done = run_sluice("serve", SMOLLM2, "--port", "0", "--set", f"server.tls.cert_file={pair[0]}", "--set", f"server.tls.key_file={pair[1]}")
         assert done.returncode != 0 and "TLS" in done.stderr
+
+
+def own_address():
+    """An address of this machine's that is not loopback; None: it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("203.0.113.1", 9))  # sends nothing
+            return probe.getsockname()[0]
+        except OSError:
+            return None
+
+
+def test_one_address_has_a_limited_number_of_connections(start):
+    address = own_address()
+    if address is None or address.startswith("127."):
+        pytest.skip("this machine has no address but loopback")
+    server = start(SMOLLM2, "--host", "0.0.0.0", "--set", "server.max_connections_per_address=2")
+
+    def status(connection):
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        return connection.recv(4096).split()[1]
+
+    connect = lambda host: socket.create_connection((host, server.port), timeout=TIMEOUT_S)
+    with connect(address) as first, connect(address) as second:
+        assert status(first) == status(second) == b"200"
+        with connect(address) as third:
+            assert third.recv(4096).split()[1] == b"429"
+        with connect("127.0.0.1") as local:
+            assert status(local) == b"200"
+
+    def let_in():
+        with connect(address) as again:
+            try:
+                return status(again) == b"200"
+            except OSError:
+                return False
+    assert until(let_in)

@@ -101,6 +101,10 @@ TEST(CommandLine, LaterFlagWins) {
 TEST(CommandLine, EnvironmentAddsAKey) {
   setenv("SLUICE_API_KEY", "from-env", 1);
   EXPECT_EQ(good({"serve", "m"}).config.server.api_keys, std::vector<std::string>{"from-env"});
+  EXPECT_EQ(good({"serve", "m", "--set", "server.api_keys=[a, 'b c']"}).config.server.api_keys,
+            (std::vector<std::string>{"a", "b c"}));
+  EXPECT_EQ(good({"serve", "m", "--set", "server.api_keys=a,b"}).config.server.api_keys,
+            std::vector<std::string>{"a,b"});
   unsetenv("SLUICE_API_KEY");
 }
 
@@ -123,6 +127,10 @@ TEST(CommandLine, WrongUseIsTwoAndOneLine) {
       {{"serve", "m", "--log-level", "loud"}, "--log-level: expected one of"},
       {{"serve", "m", "--set", "server.prot=1"}, "did you mean 'server.port'?"},
       {{"serve", "m", "--set", "server.port"}, "expected KEY=VALUE"},
+      {{"serve", "m", "--set", "server.api_keys=[a"},
+       "--set server.api_keys: expected a list of texts: [A, B]"},
+      {{"serve", "m", "--set", "server.api_keys=[[a]]"},
+       "--set server.api_keys: expected a list of texts: [A, B]"},
       {{"serve", "m", "--config", "/nowhere.yaml"}, "/nowhere.yaml: cannot be read"},
       {{"serve", "m", "more"}, "more"},
       {{"serve", "m", "--no-such-flag"}, "--no-such-flag"},

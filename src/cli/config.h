@@ -47,6 +47,8 @@ Status set_key(Config& config, std::string_view name,
 
 // Reads sluice.yaml over `config`. Errors are one line: file, line number, key, what was expected.
 Status load_config_file(Config& config, const std::string& path);
+// "[a, b]", as the file would have it.
+Result<std::vector<std::string>> read_list(const std::string& text);
 
 // Keys whose values differ.
 std::vector<const Key*> changed_keys(const Config& a, const Config& b);

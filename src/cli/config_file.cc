@@ -77,6 +77,22 @@ class Reader {
 
 }  // namespace
 
+Result<std::vector<std::string>> read_list(const std::string& text) {
+  const Error wrong{ErrorCode::kInvalidArgument, "expected a list of texts: [A, B]"};
+  try {
+    const YAML::Node node = YAML::Load(text);
+    if (!node.IsSequence()) return wrong;
+    std::vector<std::string> values;
+    for (const YAML::Node& item : node) {
+      if (!item.IsScalar()) return wrong;
+      values.push_back(item.Scalar());
+    }
+    return values;
+  } catch (const YAML::Exception&) {
+    return wrong;
+  }
+}
+
 Status load_config_file(Config& config, const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   std::string text(kMaxConfigBytes + 1, '\0');

@@ -326,7 +326,13 @@ Status set_key(Config& config, const Key& key, std::span<const std::string> valu
 }
 
 Status set_key(Config& config, std::string_view name, const std::string& value) {
-  if (const Key* key = find_key(name)) return set_key(config, *key, std::span(&value, 1));
+  if (const Key* key = find_key(name)) {
+    if (std::holds_alternative<std::vector<std::string>*>(key->slot(config)) && value.starts_with('[')) {
+      auto values = read_list(value);
+      return values ? set_key(config, *key, *values) : Status(values.error());
+    }
+    return set_key(config, *key, std::span(&value, 1));
+  }
   std::vector<std::string> names;
   for (const Key& key : kKeys) names.emplace_back(key.name);
   const std::string near = nearest_name(name, names);

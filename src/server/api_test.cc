@@ -379,6 +379,17 @@ TEST_F(ApiTest, TheDeadlineOfTheHeaderReachesTheEngine) {
   }
 }
 
+TEST_F(ApiTest, AHeaderThatCountsIsGivenOnce) {
+  say({"A"}, FinishReason::stop);
+  for (const std::string name : {"X-Priority: batch", "X-Request-Timeout-Ms: 5000", "X-Request-Id: a",
+                                 "X-Api-Key: k", "Authorization: Bearer k"}) {
+    EXPECT_EQ(post("/v1/completions", R"({"prompt":"a"})", name + "\r\n").status, 200);
+    std::string field = name.substr(0, name.find(':'));
+    std::transform(field.begin(), field.end(), field.begin(), ::tolower);
+    expect_error(post("/v1/completions", R"({"prompt":"a"})", name + "\r\n" + name + "\r\n"), 400, field);
+  }
+}
+
 TEST_F(ApiTest, TheLaneComesFromTheHeaderUnlessTheBodySaysMore) {
   say({"A"}, FinishReason::length);
   const auto lane_of = [&](const std::string& members, const std::string& header) {

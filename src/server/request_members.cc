@@ -34,9 +34,7 @@ Status each_message(JsonView value, const std::function<Status(JsonView, const s
 
 namespace {
 
-std::string number_text(double v) { return fmt::format("{:g}", v); }
-
-Status wrong_type(const char* wanted, JsonView value) {
+Status wrong_type(std::string_view wanted, JsonView value) {
   return member_error(fmt::format("must be {}, not {}.", wanted, value.type_name()));
 }
 
@@ -51,19 +49,18 @@ Status read_boolean(JsonView value, bool& out) {
 
 Status read_integer(JsonView value, int64_t low, int64_t high, int& out) {
   const auto v = value.integer();
-  if (!v && value.type() != JsonView::Type::unsigned_integer) return wrong_type("an integer", value);
-  if (!v || *v < low || *v > high)
-    return member_error(fmt::format("must be an integer from {} to {}.", low, high));
+  const std::string wanted = fmt::format("an integer from {} to {}", low, high);
+  if (!v && value.type() != JsonView::Type::unsigned_integer) return wrong_type(wanted, value);
+  if (!v || *v < low || *v > high) return member_error("must be " + wanted + ".");
   out = int(*v);
   return {};
 }
 
 Status read_number(JsonView value, double low, double high, std::optional<float>& out) {
   const auto v = value.number();
-  if (!v) return wrong_type("a number", value);
-  if (!(*v >= low && *v <= high)) {
-    return member_error(fmt::format("must be a number from {} to {}.", number_text(low), number_text(high)));
-  }
+  const std::string wanted = fmt::format("a number from {:g} to {:g}", low, high);
+  if (!v) return wrong_type(wanted, value);
+  if (!(*v >= low && *v <= high)) return member_error("must be " + wanted + ".");
   out = float(*v);
   return {};
 }

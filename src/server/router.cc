@@ -182,6 +182,8 @@ void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExcha
   }
   route_requests_[found ? size_t(found - routes().data()) : routes().size()]->add();
   if (found == nullptr) return answer_unrouted(request, allow, exchange, caller);
+  if (ApiFailure failure = check_single_headers(request))
+    return respond(exchange, error_response(*failure), caller);
   if (!keys_.empty()) caller.tenant = uint32_t(keys_.find(request));
   if (!found->open && !keys_.empty() && caller.tenant == 0) {
     return respond(
@@ -202,6 +204,17 @@ void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExcha
   if (ApiFailure failure = read_headers(request, call))
     return respond(exchange, error_response(*failure), caller);
   run_model_route(*found, request, exchange, std::move(call), caller);
+}
+
+// Which of two counts differs between this server and a proxy before it.
+ApiFailure Router::check_single_headers(const HttpRequest& request) {
+  for (const std::string_view name :
+       {"authorization", "x-api-key", "x-priority", "x-request-id", "x-request-timeout-ms"}) {
+    const auto is_it = [&](const auto& header) { return equal_ignoring_case(header.first, name); };
+    if (std::count_if(request.headers.begin(), request.headers.end(), is_it) > 1)
+      return ApiError{{ErrorCode::kInvalidArgument, "is given more than once.", std::string(name)}, ""};
+  }
+  return std::nullopt;
 }
 
 // `allow`: the methods that the path takes; empty: there is no such path.

@@ -61,6 +61,7 @@ class Router final : public HttpHandler {
   HttpResponse not_ready() const;
   void run_model_route(const Route& route, HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange,
                        ApiCall call, const Caller& caller);
+  static ApiFailure check_single_headers(const HttpRequest& request);
   ApiFailure read_headers(const HttpRequest& request, ApiCall& call) const;
   void run_job(const std::shared_ptr<TextJob>& job);
   bool wants_compile(TextJob& job) const;
