@@ -170,7 +170,7 @@ class ChatFormat final : public AnswerFormat {
 
   static void write_finish(JsonWriter& w, const Choice& choice, FinishReason finish) {
     w.key("finish_reason");
-    append_finish_reason(w, finish, choice.calls() > 0);
+    append_finish_reason(w, finish, choice.called());
     w.key("stop_reason");
     if (finish == FinishReason::none)
       w.null();

@@ -184,7 +184,7 @@ class MessagesFormat final : public AnswerFormat {
       stop_reason_ = "stop_sequence";
       stop_sequence_ = choice.stop_text();
     } else if (choice.finish() == FinishReason::stop) {
-      stop_reason_ = choice.calls() > 0 ? "tool_use" : "end_turn";
+      stop_reason_ = choice.called() ? "tool_use" : "end_turn";
     } else {
       const bool full = choice.completion_tokens() < max_tokens_;
       stop_reason_ = full ? "model_context_window_exceeded" : "max_tokens";

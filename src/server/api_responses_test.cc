@@ -148,8 +148,12 @@ TEST_F(ResponsesTest, FunctionCallsStreamed) {
 
 TEST_F(ResponsesTest, ACallThatWasCutIsIncomplete) {
   spell("<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": ", FinishReason::length);
+  const std::string cut = R"("type":"function_call","status":"incomplete","call_id":"call_X","name":"add",)";
+  EXPECT_THAT(steady(post(R"("input":"x",)" + std::string(kAdd)).body), HasSubstr(cut));
+  // Text goes on after the call's end, and only that is cut.
+  spell("<tool_call>{\"name\": \"add\"}</tool_call>", FinishReason::length);
   EXPECT_THAT(steady(post(R"("input":"x",)" + std::string(kAdd)).body),
-              HasSubstr(R"("type":"function_call","status":"incomplete","call_id":"call_X","name":"add",)"));
+              HasSubstr(R"("status":"completed","call_id":"call_X","name":"add","arguments":"{}")"));
 }
 
 TEST_F(ResponsesTest, ToolChoiceHoldsTheAnswer) {

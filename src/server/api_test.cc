@@ -551,6 +551,11 @@ TEST_F(ApiTest, ToolCallsWholeAndStreamed) {
 TEST_F(ApiTest, ACallThatIsCutShortEndsWithLength) {
   spell("<tool_call>{\"name\": \"add\", \"arguments\": {\"a\"", FinishReason::length);
   EXPECT_THAT(chat(kAddTool).body, HasSubstr(R"("finish_reason":"length")"));
+  // By the model itself, or by a stop text.
+  spell("<tool_call>{\"name\": \"add\", \"arguments\": {\"a\"", FinishReason::stop);
+  EXPECT_THAT(chat(kAddTool).body, HasSubstr(R"("finish_reason":"stop")"));
+  spell("<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>", FinishReason::stop);
+  EXPECT_THAT(chat(std::string(kAddTool) + R"(,"stop":"\"a\"")").body, HasSubstr(R"("finish_reason":"stop")"));
 }
 
 TEST_F(ApiTest, AForcedCallOpensThePromptAndHoldsTheAnswer) {

@@ -80,7 +80,8 @@ class Choice {
   FinishReason finish() const { return finish_; }
   bool stopped_by_text() const { return matcher_.stopped(); }
   const std::string& stop_text() const { return matcher_.matched(); }
-  int calls() const { return tools_.calls(); }  // of tools, begun so far
+  // Of tools: whether there was one and the last came to its end. One that was cut short is no call.
+  bool called() const { return tools_.calls() > 0 && tools_.calls() == tools_.whole_calls(); }
   int32_t stop_id() const { return stop_id_; }  // a stop_token_ids entry that ended it; -1: none
   int completion_tokens() const {
     return completion_tokens_;

@@ -46,6 +46,7 @@ void ResponsesOutput::add(std::string& out, const ChoiceDelta& delta) {
         if (!call.name.empty())
           open(out, {Kind::function_call, "fc_" + random_id(), "call_" + random_id(), call.name, ""});
         if (!call.arguments.empty()) append(out, call.arguments);
+        items_.back().complete = call.complete;
       });
 }
 
@@ -83,7 +84,7 @@ void ResponsesOutput::close(std::string& out, bool complete) {
   if (!open_) return;
   open_ = false;
   Item& item = items_.back();
-  item.complete = complete;
+  if (item.kind != Kind::function_call) item.complete = complete;
   if (!streams_) return;
   if (item.kind == Kind::message) {
     event(out, "response.output_text.done",
@@ -97,7 +98,7 @@ void ResponsesOutput::close(std::string& out, bool complete) {
     event(out, "response.function_call_arguments.done",
           place() + R"(,"name":)" + quoted(item.name) + R"(,"arguments":)" + quoted(item.text));
   }
-  event(out, "response.output_item.done", item_event(item, complete ? "completed" : "incomplete"));
+  event(out, "response.output_item.done", item_event(item, item.complete ? "completed" : "incomplete"));
 }
 
 // Of the last item.

@@ -275,6 +275,7 @@ std::string calls_as_text(JsonView calls) {
     if (arguments) {
       // The text of an object stays as it is; what is not one is kept as a string.
       text = arguments->string() ? std::string(*arguments->string()) : arguments->text();
+      if (text.empty()) text = "{}";
       if (!JsonDocument::parse(text).ok())
         text.clear(), append_json_string(text, arguments->string().value_or(""));
     }

@@ -255,7 +255,8 @@ Status ChatTemplate::Impl::adapt_message(common_json& message) const {
     if (!function.contains("arguments") || !function.at("arguments").is_string()) continue;
     const std::string text = function.at("arguments").get<std::string>();
     if (!json_depth_ok(text)) return Status(bad("messages: tool call arguments are nested too deeply"));
-    common_json parsed = common_json::parse_no_throw(text);
+    // Some clients write no arguments as no text.
+    common_json parsed = text.empty() ? common_json::object() : common_json::parse_no_throw(text);
     if (!parsed.is_discarded() && parsed.is_object()) function["arguments"] = parsed;
   }
   return {};

@@ -91,6 +91,9 @@ TEST(ChatTemplate, ToolCallArgumentsComeAsTheTemplateWantsThem) {
       "%}";
   const ChatTemplate object = must_create(as_object), text = must_create(as_text);
   EXPECT_TRUE(object.takes_object_arguments());
+  const char* kNone =
+      R"([{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":""}}]}])";
+  EXPECT_EQ(*object.render({.messages_json = kNone}), "{}");
   EXPECT_FALSE(text.takes_object_arguments());
   EXPECT_EQ(*object.render({.messages_json = messages}), R"({"city": "Oslo"})");
   EXPECT_EQ(*text.render({.messages_json = messages}), R"({"city": "Oslo"})");

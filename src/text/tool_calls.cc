@@ -336,6 +336,7 @@ void ToolCallParser::end_call(Out& out) {
   }
   give_arguments("", out);
   out.calls.back().complete = true;
+  ++whole_calls_;
   held_.clear();
   begun_ = false;
   state_ = State::after;

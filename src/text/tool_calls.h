@@ -47,7 +47,8 @@ class ToolCallParser {
   // The answer has ended; what was held back comes out.
   void finish(std::string& content, std::vector<ToolCallPiece>& calls);
 
-  int calls() const { return calls_; }  // begun
+  int calls() const { return calls_; }              // begun
+  int whole_calls() const { return whole_calls_; }  // of them, those that came to their end
 
  private:
   enum class State : uint8_t { text, opening, name, object, after };
@@ -75,7 +76,7 @@ class ToolCallParser {
 
   const ToolFormat format_;
   State state_;
-  int calls_ = 0;
+  int calls_ = 0, whole_calls_ = 0;
 
   std::string held_;    // of the answer, not given out yet: white space, a beginning marker, a beginning call
   bool bare_ = false;   // of one call: arguments follow the name without an object around them
