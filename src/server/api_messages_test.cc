@@ -230,6 +230,10 @@ TEST_F(MessagesTest, MistakesInToolsNameTheirPath) {
     EXPECT_EQ(r.status, 400) << members;
     EXPECT_THAT(r.body, HasSubstr(message)) << members;
   }
+  EXPECT_THAT(post(R"("max_tokens":1,"messages":[{"role":"user","content":"x"},{"role":"assistant","content":[)"
+                   R"({"type":"tool_use","id":"1","name":"f","input":{}},{"type":"text","text":"So"}]}])")
+                  .body,
+              HasSubstr("'messages[1].content[0]' is a call without a tool_result"));
   say({"A"}, FinishReason::stop);
   EXPECT_EQ(ask(R"("tools":[{"name":"f","input_schema":{},"cache_control":{},"defer_loading":true}])")
                 .header("x-sluice-ignored"),

@@ -18,6 +18,7 @@ struct Draft {
   std::string template_arguments;
   ToolOptions tools;
   bool has_messages = false, has_calls = false;
+  std::string unanswered;  // the path of a call in the last message; empty: there is none
 };
 
 std::string at(const std::string& where, const char* member) { return where + "." + member; }
@@ -58,6 +59,7 @@ Status add_call(JsonView block, const std::string& where, Draft& d) {
   if (!name || !name->string()) return wanted("is required and must be a string.", at(where, "name"));
   if (!input || !input->is_object()) return wanted("is required and must be an object.", at(where, "input"));
   d.has_calls = true;
+  d.unanswered = where;
   d.messages.add_call(*id->string(), *name->string(), input->text());
   return {};
 }
@@ -118,6 +120,7 @@ Status add_message(JsonView message, const std::string& where, Draft& d) {
   const auto content = message.find("content");
   if (!content || content->is_null())
     return wanted("is required and must be a string or an array of blocks.", at(where, "content"));
+  if (role->string() == "user") d.unanswered.clear();
   d.messages.continue_turn(*role->string());  // consecutive turns of one role are one, as Anthropic has it
   const std::string here = at(where, "content");
   if (const auto text = content->string()) {
@@ -244,6 +247,9 @@ Result<ChatRequest> parse_messages_request(std::string_view body, const RequestB
   if (!d.has_messages) return member_error("is required.", "messages");
   if (max_tokens == MaxTokens::required && !d.options.max_tokens)
     return member_error("is required.", "max_tokens");
+  if (!d.unanswered.empty())
+    return member_error("is a call without a tool_result after it: there is nothing to answer yet.",
+                        d.unanswered);
   if (Status status = settle_tools(d.tools, d.options); !status.ok()) return status.error();
   MessageWriter system;
   system.new_turn("system");

@@ -60,6 +60,8 @@ Status add_function(JsonView function, const std::string& at, const char* schema
   if (const auto parameters = given(function, schema)) {
     const std::string where = at + "." + schema;
     if (!parameters->is_object()) return member_error("must be a JSON Schema: an object.", where);
+    if (const auto type = given(*parameters, "type"); type && type->string() != "object")
+      return member_error("must be \"object\": arguments have names.", where + ".type");
     auto checked = checked_json_schema(*parameters, where);
     if (checked.ok())
       tool.parameters = *checked == "{}" ? tool.parameters : std::move(*checked);

@@ -56,6 +56,9 @@ TEST(ToolsTest, MistakesNameTheirPath) {
           R"("tools":[{"type":"function","function":{"name":"a"}},{"type":"function","function":{"name":"a"}}])"),
       "tools[1].function.name");
   EXPECT_EQ(refused_at(R"("tool_choice":"required")"), "tool_choice");
+  EXPECT_EQ(
+      refused_at(R"("tools":[{"type":"function","function":{"name":"a","parameters":{"type":"string"}}}])"),
+      "tools[0].function.parameters.type");
   EXPECT_EQ(refused_at(with(R"("tool_choice":"maybe")")), "tool_choice");
   EXPECT_EQ(refused_at(with(R"("tool_choice":{"type":"function","function":{"name":"other"}})")),
             "tool_choice.function.name");
