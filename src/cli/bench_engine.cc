@@ -56,7 +56,7 @@ class Work {
 
  private:
   double seen(int layer, double length) const {
-    return spec_.layer_windowed(layer) ? std::min(length, double(spec_.window)) : length;
+    return spec_.layer_window(layer) ? std::min(length, double(spec_.layer_window(layer))) : length;
   }
   const ModelSpec& spec_;
   size_t weight_bytes_;
@@ -280,22 +280,22 @@ int bench_engine(const Config& config, const BenchEngineOptions& options) {
   if (Status status = check(checkpoint, sizes); !status) return failure(status.error());
   EngineConfig engine = config.model.engine;
   engine.max_sequences = sizes.max_batch;
-  Result<std::unique_ptr<Backend>> backend =
-      backend_for(checkpoint.spec(), engine, config.model.device, config.model.cpu);
+  const ModelSpec spec = with_window(checkpoint.spec(), engine.kv.sliding_window);
+  Result<std::unique_ptr<Backend>> backend = backend_for(spec, engine, config.model.device, config.model.cpu);
   if (!backend) return failure(backend.error());
   const bool integer_weights = !checkpoint.rows("blk.0.ffn_down.weight")->format().is_float();
   const Limits limits = measure_limits(**backend, integer_weights);
 
   LoadProgressLine progress;
-  Result<Weights> weights = load_weights(
-      checkpoint, checkpoint.spec(), **backend,
-      [&](size_t done, size_t total) { progress.show("weights", total ? double(done) / double(total) : 1); });
+  Result<Weights> weights = load_weights(checkpoint, spec, **backend, [&](size_t done, size_t total) {
+    progress.show("weights", total ? double(done) / double(total) : 1);
+  });
   progress.clear();
   if (!weights) return failure(weights.error());
-  auto rig = BenchRig::make(checkpoint.spec(), *weights, **backend, config.model.engine, sizes);
+  auto rig = BenchRig::make(spec, *weights, **backend, config.model.engine, sizes);
   if (!rig) return failure(rig.error());
 
-  const Work work(checkpoint.spec(), *weights, dtype_size((*rig)->geometry().dtype));
+  const Work work(spec, *weights, dtype_size((*rig)->geometry().dtype));
   const std::vector<Row> rows = measure(**rig, work, options, limits);
   const DeviceInfo device = (*backend)->info();
   const Report report{checkpoint, *weights, device, limits, (*rig)->step_tokens(), rows};

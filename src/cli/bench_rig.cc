@@ -8,6 +8,9 @@ namespace sluice::cli {
 
 Result<std::unique_ptr<BenchRig>> BenchRig::make(const ModelSpec& spec, const Weights& weights,
                                                  Backend& backend, EngineConfig config, const RigSizes& sizes) {
+  if (config.kv.precision != "bf16")
+    return Error{ErrorCode::kUnsupported, "bench engine measures the cache in full precision: use bf16",
+                 "kv.precision"};
   config.max_sequences = sizes.max_batch;
   config.max_context = std::max(sizes.max_length, kLeastContext);
   // Room for all sequences at full length, in windowed layers too: depths are visited in any order.
@@ -113,7 +116,7 @@ Step& BenchRig::next_step() {
 
 void BenchRig::launch(Step& step) {
   for (const PlanEntry& e : step.plan.entries) step.plan.tokens += e.count;
-  builder_.build(step);
+  builder_.build(step, blocks_);
   executor_.launch(&step);
 }
 

@@ -56,6 +56,7 @@ class Parser {
   void add_serve();
   void add_run_and_chat();
   void add_inspect();
+  void add_eval();
   void add_bench();
   void add_simulate(CLI::App& bench);
   Status settle();  // sluice.yaml, environment, flags, in this order
@@ -86,6 +87,7 @@ Parser::Parser() {
   add_serve();
   add_run_and_chat();
   add_inspect();
+  add_eval();
   add_bench();
 }
 
@@ -237,6 +239,28 @@ void Parser::add_inspect() {
   add_key(app, "--device", "device",
           "Say what becomes of the model there: auto, cpu or cuda[:N]; default: nowhere");
   add_key(app, "--ctx", "engine.max_context");
+}
+
+void Parser::add_eval() {
+  EvalOptions& e = line_.eval;
+  CLI::App* app =
+      command(app_, "eval", Command::eval, "What a precision of the KV cache costs in quality",
+              "  sluice eval models/SmolLM2-135M-Instruct.Q4_1.gguf --data corpus.txt --kv-precision int8\n"
+              "  sluice eval MODEL --data corpus.txt --kv-precision int8,int4,tiered --json\n"
+              "  sluice eval MODEL --data corpus.txt --kv-precision tiered --set kv.tier_full_tokens=256\n");
+  add_model(app, true);
+  app->add_option("--data", e.data, "A text file in UTF-8")->required();
+  app->add_option("--kv-precision", e.precisions,
+                  "Each beside full precision: bf16, fp8, int8, int4, tiered; default: kv.precision")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"bf16", "fp8", "int8", "int4", "tiered"}));
+  app->add_option("--window-tokens", e.window_tokens,
+                  "The text is cut into contexts of so many tokens, at most the model's")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  app->add_option("--max-tokens", e.max_tokens, "Of the text, so many; 0: all")->check(CLI::Range(0, 1 << 30));
+  app->add_flag("--json", e.json, "One JSON object instead of a table");
+  add_model_flags(app);
 }
 
 void Parser::add_bench() {
@@ -452,6 +476,9 @@ Status Parser::check() const {
       !batching)
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("{}: {}", batching.error().field, batching.error().message)};
+  if (const auto tiering = tiering_of(config.model.engine.kv); !tiering)
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("{}: {}", tiering.error().field, tiering.error().message)};
   const bool has_model = !line_.config.model.path.empty();
   const BenchServeOptions& s = line_.bench_serve;
   switch (line_.command) {

@@ -41,6 +41,14 @@ struct InspectOptions {
   bool device = false;   // one was named: say what becomes of the model there
 };
 
+struct EvalOptions {
+  std::string data;                     // a text file
+  std::vector<std::string> precisions;  // of keys and values; empty: kv.precision
+  int window_tokens = 4096;             // contexts that the text is cut into
+  int max_tokens = 0;                   // of the text; 0: all
+  bool json = false;
+};
+
 struct BenchEngineOptions {
   std::vector<int> prompt_tokens = {512};
   std::vector<int> batch = {1};
@@ -83,7 +91,7 @@ struct BenchSimulateOptions {
   bool json = false;
 };
 
-enum class Command { serve, run, chat, inspect, bench_engine, bench_serve, bench_simulate };
+enum class Command { serve, run, chat, eval, inspect, bench_engine, bench_serve, bench_simulate };
 
 struct CommandLine {
   Command command = Command::serve;
@@ -91,6 +99,7 @@ struct CommandLine {
   ServeOptions serve;
   GenerateOptions generate;
   InspectOptions inspect;
+  EvalOptions eval;
   BenchEngineOptions bench_engine;
   BenchServeOptions bench_serve;
   BenchSimulateOptions bench_simulate;

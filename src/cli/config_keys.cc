@@ -40,8 +40,10 @@ const Key kKeys[] = {
     {"engine.mixed_prompt_tokens", "engine", "tokens", SLOT(model.engine.mixed_prompt_tokens), 0, 65535, "",
      "Most prompt tokens of one step while other sequences are generating, whatever scheduler.target_itl_ms "
      "would allow. 0: no such bound."},
-    {"engine.block_tokens", "kv", "tokens", SLOT(model.engine.block_tokens), 16, 64, "",
-     "Tokens in one block of the KV cache: 16, 32 or 64 (48 on a CPU only)."},
+    {"engine.block_tokens", "kv", "tokens", SLOT(model.engine.block_tokens), 0, 64, "",
+     "Tokens in one block of the KV cache: 16, 32 or 64 (48 on a CPU only). 0: 16, or 64 with kv.precision "
+     "other "
+     "than bf16."},
     {"engine.kv_bytes", "kv", "bytes", SLOT(model.engine.kv_bytes), 0, kNoLimit, "",
      "Memory of the KV cache; 0: chosen from free memory and the model's context."},
     {"engine.max_context", "engine", "tokens", SLOT(model.engine.max_context), 0, kMaxInt, "",
@@ -97,6 +99,25 @@ const Key kKeys[] = {
     {"kv.prefix_cache", "kv", "", SLOT(model.engine.prefix_cache), 0, 0, "",
      "Keep what was computed until its memory is needed, and take it over where a request begins as an earlier "
      "one of the same cache salt did (the default)."},
+
+    {"kv.precision", "kv", "", SLOT(model.engine.kv.precision), 0, 0, "bf16|fp8|int8|int4|tiered",
+     "What keys and values are kept in: bf16: as they were computed (half precision on a CPU); fp8, int8, "
+     "int4: "
+     "so from when a block of tokens is whole; tiered: in full at first, then int8, then int4, as a block ages "
+     "or "
+     "memory runs short. Each device has some of them (docs/kv.md)."},
+    {"kv.tier_full_tokens", "kv", "tokens", SLOT(model.engine.kv.tier_full_tokens), 0, kMaxInt, "",
+     "Under tiered: a sequence's newest tokens that stay in full precision, while memory lasts."},
+    {"kv.tier_int8_tokens", "kv", "tokens", SLOT(model.engine.kv.tier_int8_tokens), 0, kMaxInt, "",
+     "Under tiered: the newest tokens that are not yet in int4; at least kv.tier_full_tokens."},
+    {"kv.sliding_window", "kv", "tokens", SLOT(model.engine.kv.sliding_window), 0, kMaxInt, "",
+     "Tokens that every layer sees at most, whatever the model was made for; blocks behind it are freed. 0: as "
+     "the "
+     "model says."},
+    {"kv.allocation", "kv", "", SLOT(model.engine.kv.allocation), 0, 0, "paged|contiguous_max_context",
+     "paged: memory follows the tokens that exist; contiguous_max_context: each request reserves the whole "
+     "context "
+     "when it begins, as servers without paging do, to measure what that wastes."},
 
     {"server.host", "server", "", SLOT(server.host), 0, 0, "", "Address to listen on."},
     {"server.port", "server", "", SLOT(server.port), 0, 65535, "",

@@ -30,6 +30,8 @@ int dispatch(const CommandLine& line, std::function<Result<Config>()> reread) {
       return run(line.config, line.generate);
     case Command::chat:
       return chat(line.config, line.generate);
+    case Command::eval:
+      return eval(line.config, line.eval);
     case Command::inspect:
       return inspect(line.config, line.inspect);
     case Command::bench_engine:

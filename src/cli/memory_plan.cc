@@ -29,7 +29,7 @@ size_t canonical_bytes(const WeightFormat& format, int64_t elements) {
 
 MemoryPlan plan_memory(const Checkpoint& checkpoint, const Config& config) {
   MemoryPlan plan;
-  plan.spec = checkpoint.spec();
+  plan.spec = with_window(checkpoint.spec(), config.model.engine.kv.sliding_window);
   plan.path = checkpoint.path();
   plan.format = checkpoint.format();
   for (const TensorInfo& t : checkpoint.tensors()) {
@@ -45,7 +45,8 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const Config& config) {
   plan.context = config.model.engine.max_context > 0 ? config.model.engine.max_context : s.context;
   for (int layer = 0; layer < s.layers; ++layer)
     plan.kv_bytes_full +=
-        per_layer * size_t(s.layer_windowed(layer) ? std::min(plan.context, s.window) : plan.context);
+        per_layer *
+        size_t(s.layer_window(layer) ? std::min(plan.context, s.layer_window(layer)) : plan.context);
   return plan;
 }
 

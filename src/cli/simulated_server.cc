@@ -219,6 +219,10 @@ Result<SimulationSetup> simulation_setup(const SimulatedServer& server, const En
   wish.layout.max_length = config.max_context ? std::min(config.max_context, server.context) : server.context;
   wish.layout.max_step_tokens = setup.policy.step_tokens;
   wish.layout.steps_in_flight = kStepsInFlight;
+  if (const auto tiering = tiering_of(config.kv)) wish.layout.tiering = *tiering;
+  wish.layout.whole_context = config.kv.allocation != "paged";
+  if (const int forced = config.kv.sliding_window)
+    for (int& window : wish.layout.windows) window = window ? std::min(window, forced) : forced;
   wish.block_bytes = server.kv_bytes_per_token * size_t(wish.layout.block_tokens);
   wish.kv_bytes = config.kv_bytes ? config.kv_bytes : size_t(server.blocks) * wish.block_bytes;
   wish.free_bytes = server.memory_bytes ? server.memory_bytes : wish.kv_bytes * 4;

@@ -51,6 +51,7 @@ BatchBuilder::BatchBuilder(const BatchLimits& limits, const KvLayout& layout, co
       layout_(layout),
       cost_(cost),
       buckets_(limits.replay ? replay_buckets(limits.max_sequences) : std::vector<int>()),
+      most_moves_(layout.tiering.on() ? layout.most_moves() + limits.max_sequences * layout.groups() : 0),
       eager_{limits.max_tokens, limits.max_sequences},
       replayed_{buckets_.empty() ? 0 : buckets_.back(), buckets_.empty() ? 0 : buckets_.back()} {
   CHECK(layout.groups() <= kMaxLayerGroups);
@@ -58,7 +59,10 @@ BatchBuilder::BatchBuilder(const BatchLimits& limits, const KvLayout& layout, co
 
 size_t BatchBuilder::flat_elements(const Shape& shape) const {
   return 4 * aligned(size_t(shape.max_tokens)) + aligned(size_t(shape.max_sequences) + 1) +
-         aligned(size_t(shape.max_sequences));
+         aligned(size_t(shape.max_sequences)) + move_elements();
+}
+size_t BatchBuilder::move_elements() const {
+  return aligned(size_t(most_moves_) * sizeof(KvMove) / sizeof(int32_t));
 }
 size_t BatchBuilder::table_elements(const Shape& shape) const {
   return aligned(size_t(shape.max_sequences) * size_t(layout_.row_capacity()));
@@ -97,6 +101,7 @@ BatchBuilder::Arrays BatchBuilder::lay_out(Step& step) const {
     *each = array(t);
   arrays.row_starts = array(s + 1);
   arrays.kv_lengths = array(s);
+  arrays.moves = reinterpret_cast<KvMove*>(array(move_elements()));
   step.flat_elements = used;
   for (int g = 0; g < layout_.groups(); ++g) arrays.tables[g] = array(table_elements(shape));
   return arrays;
@@ -104,16 +109,16 @@ BatchBuilder::Arrays BatchBuilder::lay_out(Step& step) const {
 
 // 0: the batch is not of the kind that is recorded. (Of one row, a sequence has at most one logit row.)
 int BatchBuilder::padded_rows(const StepPlan& plan) const {
-  if (buckets_.empty()) return 0;
+  if (buckets_.empty() || plan.entries.empty()) return 0;
   const auto one_row = [](const PlanEntry& e) { return e.count == 1 && e.samples; };
   if (!std::all_of(plan.entries.begin(), plan.entries.end(), one_row)) return 0;
   return replay_bucket(buckets_, int(plan.entries.size()));
 }
 
-void BatchBuilder::build(Step& step) const {
+void BatchBuilder::build(Step& step, const BlockPool& blocks) const {
   const StepPlan& plan = step.plan;
   const int tokens = plan.tokens, sequences = int(plan.entries.size());
-  CHECK(tokens > 0 && tokens <= limits_.max_tokens && sequences <= limits_.max_sequences);
+  CHECK(!plan.empty() && tokens <= limits_.max_tokens && sequences <= limits_.max_sequences);
   int stride = 1;
   for (const PlanEntry& e : plan.entries) stride = std::max(stride, e.sequence->table->row_blocks());
 
@@ -134,15 +139,21 @@ void BatchBuilder::build(Step& step) const {
     step.row_begin.push_back(int32_t(step.rows.size()));
     add_rows(step, entry, row, to.logit_index);
     for (int g = 0; g < layout_.groups(); ++g) {
-      const auto blocks = entry.sequence->table->row(g);
-      int32_t* end = std::copy(blocks.begin(), blocks.end(), to.tables[g] + size_t(s) * size_t(stride));
-      std::fill(end, to.tables[g] + size_t(s + 1) * size_t(stride), kNoBlock);
+      const auto row = entry.sequence->table->row(g);
+      int32_t* const table = to.tables[g] + size_t(s) * size_t(stride);
+      if (blocks.tiered())
+        std::transform(row.begin(), row.end(), table,
+                       [&](BlockId id) { return id == kNoBlock ? kNoKvRef : blocks.ref(id); });
+      else
+        std::copy(row.begin(), row.end(), table);
+      std::fill(table + row.size(), table + stride, kNoKvRef);
     }
     row += entry.count;
   }
   CHECK(row == tokens);
   step.row_begin.push_back(int32_t(step.rows.size()));
-  count_work(step);
+  add_moves(step, to.moves);
+  count_work(step, blocks);
 
   if (!step.replayable) {
     to.row_starts[sequences] = row;
@@ -163,6 +174,13 @@ void BatchBuilder::build_padding(Step& step, int rows) const {
   step.row_begin.assign(1, 0);
   add_padding(step, to, 0, rows, 1);
   finish(step, to, rows, rows, rows, 1);
+}
+
+void BatchBuilder::add_moves(Step& step, KvMove* to) const {
+  if (most_moves_ == 0) return;
+  CHECK(step.plan.copies.size() + step.plan.moves.size() <= size_t(most_moves_));
+  for (const auto* moves : {&step.plan.copies, &step.plan.moves})
+    for (const auto& [from, into] : *moves) *to++ = {from, into};
 }
 
 void BatchBuilder::add_padding(Step& step, const Arrays& to, int from, int until, int stride) const {
@@ -194,7 +212,9 @@ void BatchBuilder::finish(Step& step, const Arrays& arrays, int tokens, int sequ
                 .one_row_sequences =
                     step.replayable ? sequences : int(std::count_if(entries.begin(), entries.end(), one_row)),
                 .table_stride = stride,
-                .groups = layout_.groups()};
+                .groups = layout_.groups(),
+                .moves = arrays.moves,
+                .move_count = most_moves_ ? int(step.plan.copies.size() + step.plan.moves.size()) : 0};
   std::copy(std::begin(arrays.tables), std::end(arrays.tables), std::begin(step.batch.tables));
 }
 
@@ -250,7 +270,7 @@ void BatchBuilder::pool_rows(Step& step, const PlanEntry& entry, int32_t first_r
   if (count > 0) step.pools.push_back({first, count, scale, r.pooled()});
 }
 
-void BatchBuilder::count_work(Step& step) const {
+void BatchBuilder::count_work(Step& step, const BlockPool& blocks) const {
   StepRecord& record = step.record;
   record.tokens = step.plan.tokens;
   record.sequences = int32_t(step.plan.entries.size());
@@ -262,7 +282,8 @@ void BatchBuilder::count_work(Step& step) const {
   record.prompt_pairs = work.prompt_pairs;
   record.prompt_context_tokens = work.prompt_context_tokens;
   record.weight_bytes = int64_t(cost_.weight_bytes);
-  record.kv_read_bytes = work.kv_read_tokens * int64_t(cost_.kv_bytes_per_token);
+  record.kv_read_bytes =
+      int64_t(double(work.kv_read_tokens) * double(cost_.kv_bytes_per_token) * blocks.use().mean_share());
   record.kv_write_bytes = int64_t(step.plan.tokens) * layout_.groups() * int64_t(cost_.kv_bytes_per_token);
   record.flops = cost_.flops_per_token * step.plan.tokens + cost_.flops_per_logit_row * record.logit_rows +
                  cost_.flops_per_attended * work.pairs;

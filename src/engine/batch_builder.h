@@ -40,8 +40,11 @@ class BatchBuilder {
   // one row whose logits are wanted, the batch is padded to a bucket with rows that belong to nobody: token 0
   // at position 0 of a sequence of their own, which has no cached tokens and no blocks, and wants nothing.
   //
+  // Tables get the places that `blocks` has for a table's blocks once the plan's moves are made. A plan of
+  // moves alone becomes a batch without tokens.
+  //
   // Arrays lie at offsets that depend on step.replayable alone: recorded steps find them where they were.
-  void build(Step& step) const;
+  void build(Step& step, const BlockPool& blocks) const;
   // A step of padding alone, for warm-up.
   void build_padding(Step& step, int rows) const;
 
@@ -52,6 +55,7 @@ class BatchBuilder {
   // Where a batch's arrays lie in staging.
   struct Arrays {
     int32_t *ids, *positions, *row_sequence, *logit_index, *row_starts, *kv_lengths;
+    KvMove* moves;
     int32_t* tables[kMaxLayerGroups];
   };
   struct Shape {
@@ -59,19 +63,22 @@ class BatchBuilder {
   };
   size_t flat_elements(const Shape& shape) const;
   size_t table_elements(const Shape& shape) const;
+  size_t move_elements() const;
   Arrays lay_out(Step& step) const;
   int padded_rows(const StepPlan& plan) const;
+  void add_moves(Step& step, KvMove* to) const;
   void add_padding(Step& step, const Arrays& to, int from, int until, int stride) const;
   void finish(Step& step, const Arrays& arrays, int tokens, int sequences, int logit_rows, int stride) const;
   void add_tokens(Step& step, const PlanEntry& entry, int32_t row, int32_t* ids, int32_t* positions) const;
   void add_rows(Step& step, const PlanEntry& entry, int32_t first_row, int32_t* logit_index) const;
   void pool_rows(Step& step, const PlanEntry& entry, int32_t first_row, int32_t* logit_index) const;
-  void count_work(Step& step) const;
+  void count_work(Step& step, const BlockPool& blocks) const;
 
   const BatchLimits limits_;
   const KvLayout layout_;
   const ModelCost cost_;
   const std::vector<int> buckets_;
+  const int most_moves_;  // of a plan, copies included; 0: without tiers, where copies have an op of their own
   const Shape eager_, replayed_;
 };
 

@@ -93,7 +93,7 @@ TEST_F(Builder, PaddingBelongsToNobody) {
     entries.push_back({&live, length - 1, 1, true});
   }
   plan(a, entries), plan(b, entries);
-  plain.build(a), padding.build(b);
+  plain.build(a, pool_), padding.build(b, pool_);
 
   EXPECT_FALSE(a.replayable);
   EXPECT_EQ(a.batch.tokens, 5);
@@ -138,7 +138,7 @@ TEST_F(Builder, RecordedStepsFindTheirArraysWhereTheyWere) {
     LiveRequest& live = add(1 + i * 3);
     entries.push_back({&live, i * 3, 1, true});
     plan(step, entries);
-    builder.build(step);
+    builder.build(step, pool_);
     ASSERT_TRUE(step.replayable);
     EXPECT_EQ(step.batch.token_ids, recorded.token_ids);
     EXPECT_EQ(step.batch.positions, recorded.positions);
@@ -158,17 +158,17 @@ TEST_F(Builder, OnlyBatchesOfOneSampledRowEachAreReplayed) {
   builder.reserve(step, memory_);
   LiveRequest &a = add(10), &b = add(6);
   plan(step, {{&a, 9, 1, true}, {&b, 0, 6, true}});
-  builder.build(step);
+  builder.build(step, pool_);
   EXPECT_FALSE(step.replayable) << "a prompt";
   EXPECT_EQ(step.batch.tokens, 7);
   EXPECT_EQ(step.batch.one_row_sequences, 1);
   plan(step, {{&a, 9, 1, true}, {&b, 2, 1, false}});
-  builder.build(step);
+  builder.build(step, pool_);
   EXPECT_FALSE(step.replayable) << "a chunk of one token";
   EXPECT_EQ(step.batch.logit_rows, 1);
   EXPECT_EQ(step.batch.one_row_sequences, 2);
   plan(step, {{&a, 9, 1, true}, {&b, 5, 1, true}});
-  builder.build(step);
+  builder.build(step, pool_);
   EXPECT_TRUE(step.replayable);
   EXPECT_EQ(step.batch.tokens, 2);
   EXPECT_EQ(step.record.padding, 0);
@@ -186,7 +186,7 @@ TEST_F(Builder, TheLargestBatchFits) {
       entries.push_back({&live, 59, 1, true});
     }
     plan(step, entries);
-    builder.build(step);
+    builder.build(step, pool_);
     const int32_t* end =
         step.batch.tables[1] + size_t(step.batch.sequences) * size_t(std::max(step.table_pitch, 15));
     EXPECT_LE(end, step.staging.data() + step.staging.size());

@@ -229,7 +229,9 @@ std::unique_ptr<Engine> make_engine(EngineInfo info, const Policy& policy, const
   // eighth of the queue that the others cannot fill.
   Policy with_seats = policy;
   with_seats.max_queue = info.max_requests + kLanes * (policy.max_queue / 8);
-  const StepLoopParts parts{with_seats, layout, info.blocks, cost, info.spec.vocab, replay};
+  const StepLoopParts parts{
+      with_seats, layout,          info.blocks, info.blocks ? info.kv_bytes / size_t(info.blocks) : 0,
+      cost,       info.spec.vocab, replay};
   return std::make_unique<EngineImpl>(std::move(info), parts, std::move(runner), warm_up);
 }
 

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/result.h"
 #include "engine/batching_settings.h"
+#include "engine/kv_settings.h"
 #include "engine/scheduling_settings.h"
 #include "engine/span_clock.h"
 #include "model/spec.h"
@@ -100,14 +101,15 @@ struct EngineConfig {
   int max_queue = 1024;         // waiting while all seats are taken; submit refuses beyond
   int step_tokens = 0;          // token budget of one step: decodes first, then prompt chunks; 0: automatic
   int mixed_prompt_tokens = 0;  // most prompt tokens of a step in which others generate; 0: automatic
-  int block_tokens = 16;
-  size_t kv_bytes = 0;               // 0: chosen from free memory and the model's context
-  int max_context = 0;               // 0: the model's
-  int logit_rows = 64;               // rows of logits at a time
-  bool graphs = true;                // record steps and replay them, on devices that can
+  int block_tokens = 0;         // 0: automatic: 16, or 64 where blocks change their precision
+  size_t kv_bytes = 0;          // 0: chosen from free memory and the model's context
+  int max_context = 0;          // 0: the model's
+  int logit_rows = 64;          // rows of logits at a time
+  bool graphs = true;           // record steps and replay them, on devices that can
   double gpu_memory_fraction = 0.9;  // of a card's memory, what everything together may take
   BatchingSettings batching = {};    // who may start when
   SchedulingSettings scheduling = {};
+  KvSettings kv = {};
   bool prefix_cache = true;  // what was computed is found again by requests that begin alike
 };
 

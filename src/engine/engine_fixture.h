@@ -21,6 +21,8 @@ struct Scene {
   std::vector<int> windows = {0, 12};
   int context = 512;
   int blocks = 0;  // 0: plenty
+  KvTiering tiering = {};
+  bool whole_context = false;
   std::vector<int32_t> end_ids = {};
 };
 
@@ -33,7 +35,9 @@ class EngineTest : public testing::TestWithParam<FakeRunner::Device> {
     const KvLayout layout{.block_tokens = 4,
                           .windows = scene.windows,
                           .max_length = scene.context,
-                          .max_step_tokens = scene.policy.step_tokens};
+                          .max_step_tokens = scene.policy.step_tokens,
+                          .tiering = scene.tiering,
+                          .whole_context = scene.whole_context};
     EngineInfo info;
     info.spec.vocab = kVocab;
     info.context = scene.context;

@@ -12,6 +12,14 @@ constexpr std::array<double, 16> kLengths = {1,   2,    5,    10,   20,    50,  
                                              500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
 
 Histogram& seconds(const char* name, const char* help) { return meter::histogram(name, help, meter::kSeconds); }
+Gauge& kv_bytes(const char* state) {
+  return meter::gauge(
+      "sluice_kv_bytes",
+      "Bytes of the key/value pool: used: tokens of running requests; reserved: places in their "
+      "blocks without a token yet; cached: blocks that nobody uses and whose content is kept; "
+      "wasted: gaps between blocks of small tiers; free.",
+      fmt::format("state=\"{}\"", state));
+}
 Counter& rejected(const char* reason) {
   return meter::counter("sluice_requests_rejected_total", "Requests refused at submission, by reason.",
                         fmt::format("reason=\"{}\"", reason));
@@ -31,6 +39,21 @@ EngineMeters::EngineMeters()
       blocks_total(meter::gauge("sluice_kv_blocks", "Key/value blocks in the pool.")),
       blocks_cached(meter::gauge("sluice_kv_blocks_cached",
                                  "Key/value blocks that nobody uses and whose content is kept.")),
+      kv_used_bytes(kv_bytes("used")),
+      kv_reserved_bytes(kv_bytes("reserved")),
+      kv_cached_bytes(kv_bytes("cached")),
+      kv_wasted_bytes(kv_bytes("wasted")),
+      kv_free_bytes(kv_bytes("free")),
+      kv_fragmentation(
+          meter::gauge("sluice_kv_fragmentation_ratio",
+                       "Of the pool's bytes that running requests keep from others, the share that "
+                       "holds no token.")),
+      kv_bytes_per_token(meter::gauge("sluice_kv_bytes_per_token",
+                                      "Pool bytes that running requests keep from others, by their tokens.")),
+      kv_peak_bytes(meter::gauge("sluice_kv_peak_bytes",
+                                 "Pool bytes that running requests kept from others at most so far.")),
+      kv_gap_moves(meter::counter("sluice_kv_gap_moves_total",
+                                  "Blocks of small tiers moved together so that a slot became free.")),
       prefix_looked_up_tokens(meter::counter("sluice_prefix_cache_queries_total",
                                              "Prompt tokens looked up in the prefix cache, at admission.")),
       prefix_found_tokens(meter::counter("sluice_prefix_cache_hits_total",
@@ -84,6 +107,14 @@ EngineMeters::EngineMeters()
                          FinishReason::deadline, FinishReason::failed}) {
     finished[size_t(r)] = &meter::counter("sluice_requests_finished_total", "Requests ended, by reason.",
                                           fmt::format("reason=\"{}\"", finish_reason_name(r)));
+  }
+  for (const KvTier tier : {KvTier::full, KvTier::int8, KvTier::fp8, KvTier::int4}) {
+    const std::string label = fmt::format("tier=\"{}\"", kv_tier_name(tier));
+    kv_tier_blocks[size_t(tier)] =
+        &meter::gauge("sluice_kv_tier_blocks", "Key/value blocks that hold something, by precision.", label);
+    if (tier != KvTier::full)
+      kv_conversions[size_t(tier)] = &meter::counter(
+          "sluice_kv_conversions_total", "Key/value blocks converted, by the precision they got.", label);
   }
   for (int i = 0; i < kLanes; ++i) {
     const auto lane = size_t(i);

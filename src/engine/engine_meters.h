@@ -8,6 +8,7 @@
 #include "engine/step_record.h"
 #include "sched/lanes.h"
 #include "sched/request.h"
+#include "tensor/kv_tier.h"
 
 namespace sluice {
 
@@ -90,6 +91,15 @@ struct EngineMeters {
   Gauge& blocks_used;
   Gauge& blocks_total;
   Gauge& blocks_cached;
+  // Together the pool. Used: by tokens of requests that run; reserved: their blocks' places without a token
+  // yet; wasted: what blocks of small tiers leave between them.
+  Gauge &kv_used_bytes, &kv_reserved_bytes, &kv_cached_bytes, &kv_wasted_bytes, &kv_free_bytes;
+  Gauge& kv_fragmentation;    // 0..1 reserved and wasted, of all but cached and free
+  Gauge& kv_bytes_per_token;  // all but cached and free, by the tokens of requests that run
+  Gauge& kv_peak_bytes;       // the same in bytes, at most so far
+  std::array<Gauge*, kKvTiers> kv_tier_blocks{};
+  std::array<Counter*, kKvTiers> kv_conversions{};  // by the tier they go to
+  Counter& kv_gap_moves;
 
   Counter& prefix_looked_up_tokens;
   Counter& prefix_found_tokens;

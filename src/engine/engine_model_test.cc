@@ -323,6 +323,45 @@ TEST(Batching, AWarmStepOfTheModelAllocatesNothing) {
   EXPECT_EQ(engine_allocations(), before);
 }
 
+// Log-probabilities of all prompts' tokens, one after the other.
+std::vector<float> prompt_logprobs(Loaded& model, const EngineConfig& config) {
+  model.start(config);
+  std::vector<float> out;
+  std::deque<TestClient> clients;
+  for (const Request& r : mixed(model.spec.vocab, 200, 40)) clients.emplace_back(*model.engine, r);
+  for (TestClient& client : clients) {
+    const Outcome got = outcome(client);
+    EXPECT_EQ(client.reason, FinishReason::length);
+    out.insert(out.end(), got.prompt_logprobs.begin(), got.prompt_logprobs.end());
+  }
+  model.engine->drain(now_ns() + 60'000'000'000);
+  EXPECT_EQ(model.engine->status().blocks_used, 0);
+  return out;
+}
+
+// What is read of small tiers is what was written, but for its rounding; on both backends.
+TEST(KvPrecision, SmallTiersAnswerNearlyAsFullPrecision) {
+  for (const bool reference : {true, false}) {
+    Loaded model(tiny("gemma3-local-global"), reference);
+    EngineConfig config{
+        .max_sequences = 8, .step_tokens = 32, .block_tokens = 16, .max_context = 256, .logit_rows = 8};
+    const std::vector<float> full = prompt_logprobs(model, config);
+    ASSERT_GT(full.size(), 500u);
+    config.kv.tier_full_tokens = 32;
+    config.kv.tier_int8_tokens = 96;
+    for (const auto& [precision, most] : {std::pair{"int8", 0.01}, {"int4", 0.2}, {"tiered", 0.1}}) {
+      config.kv.precision = precision;
+      const std::vector<float> got = prompt_logprobs(model, config);
+      ASSERT_EQ(got.size(), full.size());
+      double distance = 0;
+      for (size_t i = 0; i < full.size(); ++i) distance += std::abs(double(got[i]) - full[i]);
+      distance /= double(full.size());
+      EXPECT_GT(distance, 0) << precision << ": nothing was converted";
+      EXPECT_LT(distance, most) << precision;
+    }
+  }
+}
+
 // Recorded steps, padded and replayed on a device behind the host, answer as the same ops one by one do.
 TEST(Batching, ReplayedAsComputedOpByOp) {
   for (const char* name : {"llama-tied", "gemma3-local-global"}) {

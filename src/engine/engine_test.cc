@@ -118,6 +118,66 @@ TEST_P(EngineTest, WhatIsFoundInThePrefixCacheIsWhatWasComputed) {
   }
 }
 
+// The same conversations with blocks that change their place while they are read, shared and kept; the fewer
+// slots there are, the sooner.
+TEST_P(EngineTest, ConvertedBlocksAreReadWhereTheyWentTo) {
+  const KvTiering tierings[] = {{.stages = {{{KvTier::int8, 0}}}, .count = 1},
+                                {.stages = {{{KvTier::int4, 0}}}, .count = 1},
+                                {.stages = {{{KvTier::int8, 16}, {KvTier::int4, 60}}}, .count = 2}};
+  for (const KvTiering& tiering : tierings) {
+    for (const int blocks : {0, 130}) {
+      Scene scene;
+      scene.policy.prefix_cache = true;
+      scene.context = 256;
+      scene.blocks = blocks;
+      scene.tiering = tiering;
+      make(scene);
+      std::vector<Request> wishes;
+      for (int i = 0; i < 6; ++i) wishes.push_back(wish(30 + i, 40, uint64_t(i)));
+      int cached = 0;
+      for (int turn = 0; turn < 4; ++turn) {
+        std::deque<TestClient> clients;
+        for (const Request& r : wishes) clients.emplace_back(*engine_, r), clients.emplace_back(*engine_, r);
+        for (size_t i = 0; i < clients.size(); ++i) {
+          clients[i].finish();
+          EXPECT_EQ(clients[i].ids, expected(wishes[i / 2])) << "turn " << turn << " request " << i / 2;
+          cached += clients[i].stream->times().cached_tokens;
+        }
+        for (size_t i = 0; i < wishes.size(); ++i)
+          wishes[i].prompt.insert(wishes[i].prompt.end(), clients[2 * i].ids.begin(), clients[2 * i].ids.end());
+      }
+      EXPECT_GT(cached, 500);
+      expect_empty();
+      engine_.reset();
+    }
+  }
+}
+
+// Whole contexts are reserved: what is there for one more is known at its admission, and shows as reserved.
+TEST_P(EngineTest, WholeContextsAreReservedAtAdmission) {
+  Scene scene;
+  scene.context = 128;
+  scene.whole_context = true;
+  scene.blocks = 3 * 2 * 32;  // three requests, two groups
+  make(scene);
+  runner_->hold();
+  std::deque<TestClient> clients;
+  std::vector<Request> wishes;
+  for (int i = 0; i < 8; ++i) wishes.push_back(wish(10 + i, 20, uint64_t(i)));
+  for (const Request& r : wishes) clients.emplace_back(*engine_, r);
+  runner_->let_go();
+  for (size_t i = 0; i < clients.size(); ++i) {
+    clients[i].finish();
+    EXPECT_EQ(clients[i].ids, expected(wishes[i]));
+    EXPECT_EQ(clients[i].stream->times().preemptions, 0);
+  }
+  for (const StepRecord& r : engine_->step_ledger()->last(1000)) {
+    EXPECT_EQ(r.blocks_used % 64, 0) << "a context's worth each";
+    EXPECT_LE(r.running, 3);
+  }
+  expect_empty();
+}
+
 TEST_P(EngineTest, ABurstWithOnePromptComputesItOnce) {
   Scene scene;
   scene.policy.prefix_cache = true;
@@ -462,7 +522,9 @@ TEST_P(EngineTest, ADrainRefusesFinishesThenCancels) {
 }
 
 TEST_P(EngineTest, AWarmStepAllocatesNothing) {
-  make();
+  Scene scene;
+  scene.tiering = {.stages = {{{KvTier::int8, 16}, {KvTier::int4, 60}}}, .count = 2};
+  make(scene);
   const auto burst = [&] {
     std::deque<TestClient> clients;
     for (int i = 0; i < 8; ++i) {

@@ -1,7 +1,8 @@
 // A scripted model for tests. It keeps a cache of token ids in blocks, reads it back through the tables, and
 // answers each row with a hash of everything the row may see. So a wrong table, position, placeholder or a
 // block that was taken away too early changes the answer, and the right answer can be computed from the tokens
-// alone (expected_next).
+// alone (expected_next). A block of a small tier loses nothing here, but where its place overlaps another's,
+// one of them does.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +28,7 @@ class FakeRunner final : public StepRunner {
   FakeRunner(const KvLayout& layout, int blocks, int slots, int vocab, Device device = Device::in_launch)
       : layout_(layout),
         vocab_(vocab),
-        cache_(size_t(blocks) * size_t(layout.block_tokens), -1),
+        cache_(size_t(blocks) * kSlotUnits * size_t(layout.block_tokens), -1),
         last_ids_(size_t(slots), -1) {
     if (device == Device::behind_the_host) device_ = std::thread([this] { run_device(); });
   }
@@ -129,10 +130,8 @@ class FakeRunner final : public StepRunner {
 
   void compute(Step& step) {
     const BatchInput& b = step.batch;
-    const size_t block = size_t(layout_.block_tokens);
-    for (auto [from, to] : step.plan.copies)
-      std::copy_n(cache_.begin() + long(size_t(from) * block), block,
-                  cache_.begin() + long(size_t(to) * block));
+    for (const auto* moves : {&step.plan.copies, &step.plan.moves})
+      for (const auto& [from, to] : *moves) move(from, to);
     const int rows = int(step.rows.size());  // what the batch has beyond is padding
     for (int row = 0; row < b.tokens; ++row)
       if (b.kv_lengths[b.row_sequence[row]] > 0) store(b, row);
@@ -157,16 +156,34 @@ class FakeRunner final : public StepRunner {
     if (temperature > 0) h = mix(mix(h, seed), counter);
     return int32_t(h % uint64_t(vocab));
   }
+  // A place has room for its tokens once per quarter of a slot; they stand in the first, and the others are
+  // emptied when it is written to.
+  int32_t* place(KvRef ref) { return cache_.data() + kv_first_unit(ref) * layout_.block_tokens; }
+  void empty_rest(KvRef ref) {
+    std::fill_n(place(ref) + layout_.block_tokens, (kv_units(kv_tier(ref)) - 1) * layout_.block_tokens, -1);
+  }
+  void move(KvRef from, KvRef to) {
+    std::copy_n(place(from), layout_.block_tokens, place(to));
+    empty_rest(to);
+  }
+  KvRef ref(const BatchInput& b, int group, int sequence, int position) const {
+    const KvRef ref = b.tables[group][sequence * b.table_stride + position / layout_.block_tokens];
+    CHECK(ref >= 0, "a row reads a block that is not there");
+    return ref;
+  }
   int32_t& cell(const BatchInput& b, int group, int sequence, int position) {
-    const int32_t block = b.tables[group][sequence * b.table_stride + position / layout_.block_tokens];
-    CHECK(block >= 0, "a row reads a block that is not there");
-    return cache_[size_t(block) * size_t(layout_.block_tokens) + size_t(position % layout_.block_tokens)];
+    return place(ref(b, group, sequence, position))[position % layout_.block_tokens];
   }
   void store(const BatchInput& b, int row) {
     int32_t id = b.token_ids[row];
     if (id < 0) id = last_ids_[size_t(-1 - id)];
     CHECK(id >= 0 && id < vocab_);
-    for (int g = 0; g < b.groups; ++g) cell(b, g, b.row_sequence[row], b.positions[row]) = id;
+    for (int g = 0; g < b.groups; ++g) {
+      const KvRef to = ref(b, g, b.row_sequence[row], b.positions[row]);
+      CHECK(kv_tier(to) == KvTier::full, "a row is written to a block of a small tier");
+      cell(b, g, b.row_sequence[row], b.positions[row]) = id;
+      empty_rest(to);
+    }
   }
   SampleResult answer(const BatchInput& b, int row, const SampleRow& wish) {
     const int s = b.row_sequence[row], position = b.positions[row];

@@ -10,12 +10,18 @@
 namespace sluice {
 namespace {
 
+// Blocks that one request takes where contexts have this length.
+int peak_blocks_at(KvLayout layout, int length) {
+  layout.max_length = length;
+  return layout.peak_blocks(length);
+}
+
 // The longest context, in whole blocks, that fits `blocks`; peak_blocks rises with length.
 int longest_context(const KvLayout& layout, size_t blocks) {
   int fits = 0, too_long = layout.row_capacity() + 1;
   while (too_long - fits > 1) {
     const int middle = fits + (too_long - fits) / 2;
-    (size_t(layout.peak_blocks(middle * layout.block_tokens)) <= blocks ? fits : too_long) = middle;
+    (size_t(peak_blocks_at(layout, middle * layout.block_tokens)) <= blocks ? fits : too_long) = middle;
   }
   return std::min(fits * layout.block_tokens, layout.max_length);
 }
@@ -58,7 +64,7 @@ Error card_too_small(const CardMemory& card, int least, size_t needed) {
 
 Error too_small(const KvWish& wish) {
   const int least = std::min(kMinContext, wish.layout.max_length);
-  const size_t needed = size_t(wish.layout.peak_blocks(least)) * wish.block_bytes;
+  const size_t needed = size_t(peak_blocks_at(wish.layout, least)) * wish.block_bytes;
   if (wish.card.total && !wish.kv_bytes) return card_too_small(wish.card, least, needed);
   return {ErrorCode::kResourceExhausted,
           fmt::format(

@@ -36,7 +36,8 @@ ModelCost cost_of(const ModelSpec& spec, const LayerGroups& groups, const Weight
 
 KvGeometry kv_geometry(const LayerGroups& groups, const ModelSpec& spec, const EngineConfig& config,
                        Backend& backend) {
-  return {config.block_tokens, groups.layers_per_group, spec.kv_heads, spec.head_dim, backend.kv_dtype()};
+  return {config.block_tokens, groups.layers_per_group, spec.kv_heads,
+          spec.head_dim,       backend.kv_dtype(),      config.kv.precision != "bf16"};
 }
 
 Status check_config(const EngineConfig& c) {
@@ -62,6 +63,7 @@ Status check_config(const EngineConfig& c) {
 }
 
 Status check_device(const Backend& backend, const ModelSpec& spec, const EngineConfig& settled) {
+  if (Status ok = check_precision(settled.kv, backend); !ok) return ok;
   return backend.check({.hidden = spec.hidden,
                         .ffn = spec.ffn,
                         .vocab = spec.vocab,
@@ -77,8 +79,9 @@ Status check_device(const Backend& backend, const ModelSpec& spec, const EngineC
 // The way out: for those who asked for a card, the CPU.
 Error advised(Error error, bool card = true) {
   if (card)
-    error.message +=
-        error.field.starts_with("engine.") ? "; change it, or use --device cpu" : "; use --device cpu";
+    error.message += error.field.starts_with("engine.") || error.field.starts_with("kv.")
+                         ? "; change it, or use --device cpu"
+                         : "; use --device cpu";
   return error;
 }
 
@@ -200,6 +203,7 @@ EngineConfig settled(const EngineConfig& config, const DeviceInfo& device) {
       c.max_sequences = std::max(c.max_sequences, batching->window.max_batch);
   }
   if (c.step_tokens == 0) c.step_tokens = device.is_card() ? 2048 : 512;
+  if (c.block_tokens == 0) c.block_tokens = c.kv.precision == "bf16" ? 16 : 64;
   return c;
 }
 
@@ -241,6 +245,9 @@ KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backe
   wish.layout.max_length = config.max_context ? std::min(config.max_context, spec.context) : spec.context;
   wish.layout.max_step_tokens = std::max(config.step_tokens, config.max_sequences);
   wish.layout.steps_in_flight = kStepsInFlight;
+  if (const auto tiering = tiering_of(config.kv))
+    wish.layout.tiering = *tiering;  // check_device says what is wrong
+  wish.layout.whole_context = config.kv.allocation != "paged";
   for (const LayerGroups::Group& group : groups.groups) wish.layout.windows.push_back(group.window);
   wish.block_bytes = backend.kv_block_bytes(kv_geometry(groups, spec, config, backend));
   wish.kv_bytes = config.kv_bytes;

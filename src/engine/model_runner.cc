@@ -50,8 +50,13 @@ void ModelRunner::launch(Step& step) {
   const BatchInput batch = on_device(step);
   stage(step, batch);
   backend_.open_step(step.slot);
-  if (!step.plan.copies.empty()) backend_.copy_blocks(pool_.as<std::byte>(), kv_.block_bytes, step.plan.copies);
-  if (!step.replayable) {
+  if (batch.move_count > 0)
+    backend_.move_blocks({batch, kv_.geometry, pool_.as<std::byte>(), kv_.block_bytes});
+  else if (!step.plan.copies.empty())
+    backend_.copy_blocks(pool_.as<std::byte>(), kv_.block_bytes, step.plan.copies);
+  if (batch.tokens == 0) {
+    step.record.graph = GraphUse::none;
+  } else if (!step.replayable) {
     run(step, batch);
   } else if (const int key = batch.sequences * kStepsInFlight + step.slot; backend_.replay(key)) {
     step.record.graph = GraphUse::hit;
@@ -72,6 +77,7 @@ BatchInput ModelRunner::on_device(const Step& step) const {
   for (const int32_t** array : {&batch.token_ids, &batch.positions, &batch.row_sequence, &batch.row_starts,
                                 &batch.kv_lengths, &batch.logit_index})
     *array = moved(*array);
+  batch.moves = reinterpret_cast<const KvMove*>(moved(reinterpret_cast<const int32_t*>(batch.moves)));
   for (const int32_t*& table : batch.tables) table = moved(table);
   batch.table_stride = step.table_pitch;
   batch.last_ids = last_ids_.as<int32_t>();
@@ -85,7 +91,7 @@ void ModelRunner::stage(const Step& step, const BatchInput& batch) {
   size_t count = 0;
   uploads[count++] = {staging_[step.slot].data(), step.staging.data(), step.flat_elements * sizeof(int32_t)};
   const size_t row = size_t(step.batch.table_stride) * sizeof(int32_t);
-  for (int g = 0; g < batch.groups; ++g)
+  for (int g = 0; g < batch.groups && batch.sequences > 0; ++g)
     uploads[count++] = {
         .device = staging_[step.slot].as<int32_t>() + (step.batch.tables[g] - step.staging.data()),
         .host = step.batch.tables[g],

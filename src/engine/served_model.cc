@@ -76,7 +76,7 @@ Result<std::unique_ptr<ServedModel>> load_model(const LoadOptions& options, cons
   tell("read header", 0);
   auto checkpoint = open_checkpoint(options.path);
   if (!checkpoint) return std::move(checkpoint).error();
-  model->spec_ = (*checkpoint)->spec();
+  model->spec_ = with_window((*checkpoint)->spec(), options.engine.kv.sliding_window);
   if (Status fits = check_context(options.engine, model->spec_, options.path); !fits)
     return std::move(fits).error();
 

@@ -105,7 +105,7 @@ bool StepLoop::launch_next() {
   }
   if (work_since_ == 0) work_since_ = r.planned_at;
   note_admissions(step->plan, built_from);
-  builder_.build(*step);
+  builder_.build(*step, scheduler_.blocks());
   r.step = next_step_++;
   r.plan_ns = built_from - r.planned_at;
   r.build_ns = now_ns() - built_from;
@@ -124,6 +124,7 @@ bool StepLoop::commit_finished() {
   const TimeNs now = now_ns();
   if (behind_) activate(*behind_, now);
   scheduler_.note_step(step->plan, step->record.execute_ns);
+  scheduler_.land_moves(step->plan);
   for (size_t i = 0; i < step->plan.entries.size(); ++i) commit(*step, i, now);
   behind_ = nullptr;
   record(*step, now);

@@ -27,6 +27,7 @@ struct StepLoopParts {
   Policy policy;
   KvLayout layout;
   int blocks = 0;
+  size_t slot_bytes = 0;  // of a block in full precision
   ModelCost cost;
   int vocab = 0;
   bool replay = false;  // the runner records steps (replay_buckets.h)
@@ -64,6 +65,7 @@ class StepLoop {
   bool launch_next();
   bool commit_finished();
   void publish_status();
+  void publish_kv();
 
   int pause_slow_clients();
   void ask_for_mask(LiveRequest& live, int32_t sampled);
@@ -94,6 +96,8 @@ class StepLoop {
   EngineDoor& door_;
   EngineMeters& meters_;
   const int vocab_;
+  const KvLayout layout_;
+  const size_t slot_bytes_;
   MpmcQueue<LiveRequest*> inbox_;
   MpmcQueue<Policy> policies_{4};
   Scheduler scheduler_;
@@ -110,6 +114,7 @@ class StepLoop {
   OneSequenceShare one_sequence_share_;
   PrefixHitShare prefix_hit_share_;
   uint64_t evictions_seen_ = 0;
+  double kv_peak_bytes_ = 0;
 
   // Published for status().
   std::atomic<int> running_{0}, waiting_{0}, blocks_used_{0};

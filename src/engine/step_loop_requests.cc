@@ -30,6 +30,8 @@ StepLoop::StepLoop(const StepLoopParts& parts, StepRunner& runner, EngineDoor& d
     : door_(door),
       meters_(meters),
       vocab_(parts.vocab),
+      layout_(parts.layout),
+      slot_bytes_(parts.slot_bytes),
       inbox_(size_t(parts.policy.max_queue) + 1),
       scheduler_(parts.policy, parts.layout, parts.blocks),
       builder_({parts.policy.step_tokens, parts.policy.max_running, parts.replay}, parts.layout, parts.cost),
@@ -38,7 +40,7 @@ StepLoop::StepLoop(const StepLoopParts& parts, StepRunner& runner, EngineDoor& d
              door.bell),
       executor_(runner, door.bell) {
   for (Step& step : executor_.steps()) {
-    step.plan.reserve(parts.policy.max_running, parts.policy.max_queue, parts.layout.groups());
+    step.plan.reserve(parts.policy.max_running, parts.policy.max_queue, parts.layout);
     builder_.reserve(step, runner);
   }
   to_notify_.reserve(size_t(parts.policy.max_running) * 2 + size_t(parts.policy.max_queue));
@@ -300,6 +302,10 @@ void StepLoop::record(Step& step, TimeNs commit_began) {
   r.commit_ns = now_ns() - commit_began;
   for (size_t lane = 0; lane < kLanes; ++lane)
     if (const int n = step.plan.preempted_of[lane]) meters_.lane_preemptions[lane]->add(uint64_t(n));
+  for (const auto& [from, to] : step.plan.moves) {
+    const bool converts = kv_tier(from) != kv_tier(to);
+    (converts ? *meters_.kv_conversions[size_t(kv_tier(to))] : meters_.kv_gap_moves).add();
+  }
   ledger_.write(r);
   meter(r);
   steps_.fetch_add(1, std::memory_order_relaxed);
@@ -348,6 +354,31 @@ void StepLoop::publish_status() {
   meters_.prefix_evictions.add(blocks.evicted() - evictions_seen_);
   evictions_seen_ = blocks.evicted();
   meters_.kv_usage.set(blocks.total() ? double(blocks.used()) / blocks.total() : 0);
+  publish_kv();
+}
+
+void StepLoop::publish_kv() {
+  const PoolUse use = scheduler_.blocks().use();
+  const double unit = double(slot_bytes_) / kSlotUnits;
+  int64_t tokens = 0, places = 0;  // over all groups
+  for (const Sequence* s : scheduler_.running()) {
+    tokens += s->planned;
+    places += layout_.groups() * (int64_t(s->table->row_blocks()) * layout_.block_tokens - s->planned);
+  }
+  // What has no token yet is in full precision, and nobody shares it.
+  const double reserved = double(places) * double(slot_bytes_) / layout_.block_tokens;
+  const double gaps = use.gaps * unit, kept = use.owned * unit + gaps;
+  meters_.kv_used_bytes.set(use.owned * unit - reserved);
+  meters_.kv_reserved_bytes.set(reserved);
+  meters_.kv_cached_bytes.set(use.cached * unit);
+  meters_.kv_wasted_bytes.set(gaps);
+  meters_.kv_free_bytes.set(use.free * unit);
+  meters_.kv_fragmentation.set(kept > 0 ? (reserved + gaps) / kept : 0);
+  meters_.kv_bytes_per_token.set(tokens > 0 ? kept / double(tokens) : 0);
+  kv_peak_bytes_ = std::max(kv_peak_bytes_, kept);
+  meters_.kv_peak_bytes.set(kv_peak_bytes_);
+  for (int tier = 0; tier < kKvTiers; ++tier)
+    meters_.kv_tier_blocks[size_t(tier)]->set(use.blocks[size_t(tier)]);
 }
 
 EngineStatus StepLoop::status() const {
@@ -390,9 +421,10 @@ void StepLoop::warm_up_prompt(int tokens, bool tells_time) {
     Step* step = executor_.free_step();
     step->record = {};
     scheduler_.plan(now_ns(), step->plan);
-    builder_.build(*step);
+    builder_.build(*step, scheduler_.blocks());
     run_alone(step);
     if (tells_time) scheduler_.note_step(step->plan, step->record.execute_ns);
+    scheduler_.land_moves(step->plan);
     const PlanEntry& entry = step->plan.entries[0];
     const int32_t id = entry.samples ? step->results_of(0).back().id : -1;
     scheduler_.land(entry, id, entry.samples ? FinishReason::length : FinishReason::none, now_ns());

@@ -1,5 +1,7 @@
 #include "kv/placement.h"
 
+#include <bit>
+
 #include "base/check.h"
 
 namespace sluice {
@@ -51,14 +53,33 @@ void Placement::drop(KvRef ref) {
   s.taken = uint8_t(s.taken & ~mine);
   used_units_ -= kv_units(tier);
   --blocks_[size_t(tier)];
-  set_gap(slot, s.taken != 0);
+  set_gap(slot, s.taken != 0 && !s.closed);
   if (s.taken) return;
+  s.closed = false;
   empty_.push_back(slot);
   --opened_[size_t(tier)];
 }
 
+void Placement::close(int slot) {
+  CHECK(slots_[size_t(slot)].taken != 0);
+  slots_[size_t(slot)].closed = true;
+  set_gap(slot, false);
+}
+
+int Placement::blocks_in(int slot) const {
+  const Slot& s = slots_[size_t(slot)];
+  return std::popcount(s.taken) / kv_units(s.tier);
+}
+
+int Placement::gaps_beside(KvTier tier, int slot) const {
+  int room = 0;
+  for (const int32_t other : gaps(tier))
+    if (other != slot) room += kSlotUnits / kv_units(tier) - blocks_in(other);
+  return room;
+}
+
 int Placement::room(KvTier tier) const {
-  return (free_slots() + opened_[size_t(tier)]) * (kSlotUnits / kv_units(tier)) - blocks(tier);
+  return free_slots() * (kSlotUnits / kv_units(tier)) + gaps_beside(tier, -1);
 }
 
 void Placement::set_gap(int slot, bool gap) {

@@ -23,13 +23,13 @@ PrefixIndex::PrefixIndex(const KvLayout& layout, BlockPool& pool, PrefixHash has
       block_tokens_(layout.block_tokens),
       windows_(layout.windows),
       run_(layout.windows.size()) {
-  const size_t nodes = size_t(pool.total()) + size_t(layout.row_capacity());
+  const size_t nodes = size_t(pool.ids()) + size_t(layout.row_capacity());
   nodes_.resize(nodes);
   tokens_.resize(nodes * size_t(block_tokens_));
   blocks_.resize(nodes * windows_.size(), kNoBlock);
   spare_.reserve(nodes);
   for (int n = int(nodes); n-- > 0;) spare_.push_back(n);
-  node_of_.resize(size_t(pool.total()), -1);
+  node_of_.resize(size_t(pool.ids()), -1);
   slots_.resize(std::bit_ceil(2 * nodes + 1), -1);
   pool.set_keeper(this);
 }
@@ -100,13 +100,29 @@ void PrefixIndex::find_copy(std::span<const int32_t> ids, const PrefixSalt& salt
 }
 
 int PrefixIndex::used_by_others(const PrefixMatch& match) const {
-  int used = 0;
+  int units = 0;
   for (int n = match.node; n >= 0; n = nodes_[size_t(n)].parent)
-    for (int g = 0; g < groups(); ++g) used += windows_[size_t(g)] == 0 && pool_.owners(block(n, g)) > 0;
-  return used;
+    for (int g = 0; g < groups(); ++g)
+      if (windows_[size_t(g)] == 0 && pool_.owners(block(n, g)) > 0)
+        units += pool_.tiered() ? kv_units(kv_tier(pool_.ref(block(n, g)))) : kSlotUnits;
+  return units / kSlotUnits;
 }
 
-void PrefixIndex::take_over(BlockTable& table, const PrefixMatch& match, std::vector<BlockCopy>& copies) {
+int PrefixIndex::newly_held(const PrefixMatch& match) const {
+  int slots = 0, index = match.blocks;
+  pool_.begin_count();
+  const auto count = [&](int node, int group) { slots += pool_.count_newly_held(block(node, group)); };
+  for (int n = match.node; n >= 0; n = nodes_[size_t(n)].parent) {
+    --index;
+    for (int g = 0; g < groups(); ++g)
+      if (index >= first_seen(g, match.tokens)) count(n, g);
+  }
+  if (match.copied > 0)
+    for (int g = 0; g < groups(); ++g) count(match.copy_node, g);
+  return slots;
+}
+
+void PrefixIndex::take_over(BlockTable& table, const PrefixMatch& match, std::vector<BlockMove>& copies) {
   CHECK(table.cursor.node < 0 && !table.cursor.stopped);
   table.open(match.blocks);
   int index = match.blocks;
@@ -130,7 +146,7 @@ void PrefixIndex::take_over(BlockTable& table, const PrefixMatch& match, std::ve
   CHECK(table.grow(pool_, match.tokens), "room for a copied block");
   for (int g = 0; g < groups(); ++g) {
     CHECK(copies.size() < copies.capacity());
-    copies.emplace_back(block(match.copy_node, g), table.row(g).back());
+    copies.emplace_back(pool_.ref(block(match.copy_node, g)), pool_.ref(table.row(g)[size_t(match.blocks)]));
   }
 }
 
@@ -177,7 +193,7 @@ void PrefixIndex::leave(BlockTable& table) {
 
 void PrefixIndex::clear() {
   for (const Node& node : nodes_) CHECK(node.cursors == 0, "a sequence is in the index");
-  for (BlockId b = 0; b < pool_.total(); ++b) {
+  for (BlockId b = 0; b < pool_.ids(); ++b) {
     if (node_of_[size_t(b)] < 0) continue;
     node_of_[size_t(b)] = -1;
     pool_.unkeep(b);
@@ -313,7 +329,7 @@ void PrefixIndex::check() const {
   for (int n = 0; n < int(nodes_.size()); ++n) CHECK(children[size_t(n)] == nodes_[size_t(n)].children);
   CHECK(live == nodes());
   int kept = 0;
-  for (BlockId b = 0; b < pool_.total(); ++b) kept += pool_.kept(b);
+  for (BlockId b = 0; b < pool_.ids(); ++b) kept += pool_.kept(b);
   CHECK(kept == entered, "a block is kept that nobody can find");
 }
 

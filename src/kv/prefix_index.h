@@ -8,7 +8,7 @@
 //
 // Only whole blocks whose tokens have been computed and are known enter the index, and blocks in it are never
 // written again: sharing needs no lock and no copy. Where a new sequence parts from an old one within a block,
-// that block's content is copied (BlockCopy) and written behind the common part.
+// that block's content is copied (BlockMove) and written behind the common part.
 //
 // What an entry is worth is for the pool to say: see BlockPool. For groups that see everything, whoever owns a
 // node's block owns those of all its ancestors, and a table's blocks are dropped last first; so the oldest
@@ -50,12 +50,14 @@ class PrefixIndex final : public BlockPool::Keeper {
   // The longest prefix of `ids`, at most `most` tokens, that can be taken over. Valid until the pool or the
   // index changes.
   PrefixMatch find(std::span<const int32_t> ids, const PrefixSalt& salt, int most);
-  // Of the blocks that take_over would share, those that others use already, in groups that keep all.
+  // Of the blocks that take_over would share, those that others use already, in groups that keep all; in slots.
   int used_by_others(const PrefixMatch& match) const;
+  // Slots that are free and would not be after take_over, those of copies left out.
+  int newly_held(const PrefixMatch& match) const;
 
   // Puts what was found into an empty table. `copies` gets what is to be copied before the table is read; the
   // pool must have a free block per group for it.
-  void take_over(BlockTable& table, const PrefixMatch& match, std::vector<BlockCopy>& copies);
+  void take_over(BlockTable& table, const PrefixMatch& match, std::vector<BlockMove>& copies);
   // Enters the whole blocks of `ids`, all of which have been computed into the table. Where the index has a
   // block of the same content already, the table gets that one and its own is freed: steps in flight may still
   // read the old one, and run before any that writes to it.

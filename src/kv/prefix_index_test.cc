@@ -52,7 +52,7 @@ struct Scene {
   BlockPool pool;
   PrefixIndex index;
   std::deque<BlockTable> tables;
-  std::vector<BlockCopy> copies;
+  std::vector<BlockMove> copies;
 };
 
 TEST(PrefixIndex, FindsTheWholeBlocksOfAPrefixButNeverTheLastToken) {

@@ -85,7 +85,7 @@ void Decoder::forward(const BatchInput& batch, const KvPool& kv) {
                         .kv = place,
                         .heads = s.heads,
                         .scale = s.attention_scale,
-                        .window = windowed ? s.window : 0,
+                        .window = s.layer_window(layer),
                         .softcap = s.attention_softcap,
                         .out = attended});
     if (last && batch.logit_rows < t) pick_rows(batch, attended, hidden, normed);

@@ -60,14 +60,16 @@ LayerGroups layer_groups(const ModelSpec& spec) {
     // One kind only; or two that no grouping fits, where all layers keep everything and attention alone applies
     // the window.
     out.layers_per_group = spec.layers;
-    out.groups.push_back({full == 0 ? spec.window : 0});
+    out.groups.push_back({windowed == 0                       ? spec.full_window
+                          : full == 0 || spec.full_window > 0 ? std::max(spec.window, spec.full_window)
+                                                              : 0});
     for (int layer = 0; layer < spec.layers; layer++) out.index_in[size_t(layer)] = layer;
     return out;
   }
   out.layers_per_group = per_group;
   const int full_groups = groups_needed(full, per_group);
   for (int g = 0; g < full_groups + groups_needed(windowed, per_group); g++) {
-    out.groups.push_back({g < full_groups ? 0 : spec.window});
+    out.groups.push_back({g < full_groups ? spec.full_window : spec.window});
   }
   int seen[2] = {0, 0};  // layers of each kind so far
   for (int layer = 0; layer < spec.layers; layer++) {

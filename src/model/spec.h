@@ -54,8 +54,10 @@ struct ModelSpec {
   bool has_local_rope = false;
   int window = 0;                 // sliding window of windowed layers, tokens; 0: none
   std::vector<uint8_t> windowed;  // [layers]; empty: no layer is, unless window > 0 and it is then all of them
+  int full_window = 0;  // of the other layers, where a window is forced upon them; 0: they see everything
 
   bool layer_windowed(int layer) const { return window > 0 && (windowed.empty() || windowed[size_t(layer)]); }
+  int layer_window(int layer) const { return layer_windowed(layer) ? window : full_window; }
   int qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
 };
 

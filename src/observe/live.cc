@@ -45,6 +45,17 @@ std::vector<LiveShare> shares_by(const std::vector<Meter>& meters, std::string_v
   return out;
 }
 
+// Of the blocks that hold something, those of each precision; nothing where all are in one.
+std::vector<LiveShare> tiers_of(const std::vector<Meter>& meters) {
+  std::vector<LiveShare> tiers = shares_by(meters, "tier", "sluice_kv_tier_blocks", "");
+  std::erase_if(tiers, [](const LiveShare& tier) { return tier.used == 0; });
+  if (tiers.size() == 1 && tiers[0].name == "full") tiers.clear();
+  double all = 0;
+  for (const LiveShare& tier : tiers) all += tier.used;
+  for (LiveShare& tier : tiers) tier.other = all;
+  return tiers;
+}
+
 }  // namespace
 
 double bucket_quantile(std::span<const double> bounds, std::span<const uint64_t> counts, double q) {
@@ -166,6 +177,9 @@ LiveSample LiveSampler::sample(const std::vector<Meter>& meters, const StepLedge
   }
   out.kv_used = gauge("sluice_kv_blocks_used");
   out.kv_total = gauge("sluice_kv_blocks");
+  out.kv_bytes = shares_by(meters, "state", "sluice_kv_bytes", "");
+  out.kv_fragmentation = gauge("sluice_kv_fragmentation_ratio");
+  out.tiers = tiers_of(meters);
   const double looked_up = grown("sluice_prefix_cache_queries_total", oldest);
   if (looked_up > 0) out.prefix_hit_ratio = grown("sluice_prefix_cache_hits_total", oldest) / looked_up;
   if (ledger != nullptr && !first) add_steps(out, *ledger, current, before);

@@ -50,8 +50,10 @@ struct LiveSample {
   Quantiles first_token, inter_token, queue;  // of the last kWindowSamples samples
   std::vector<BatchBucket> batch;             // of the same window: steps by their sequences
   double kv_used = 0, kv_total = 0;           // blocks
-  std::vector<LiveShare> tiers;               // used, other: bytes or blocks in all; empty: one tier
-  double prefix_hit_ratio = -1;               // of the window's prompt tokens; -1: nothing is known of it
+  std::vector<LiveShare> tiers;     // used, other: blocks that hold something, in all; empty: one tier
+  std::vector<LiveShare> kv_bytes;  // used: bytes of the pool by what they are taken by
+  double kv_fragmentation = 0;      // 0..1
+  double prefix_hit_ratio = -1;     // of the window's prompt tokens; -1: nothing is known of it
   StepSplit split;
   double busy_ratio = 0;                           // share of the interval in which the device computed
   double bytes_s = 0, flops_s = 0;                 // while it computed, counted from shapes

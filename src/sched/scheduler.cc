@@ -34,7 +34,11 @@ void check_weights(const LaneWeights& weights) {
 }  // namespace
 
 Scheduler::Scheduler(const Policy& policy, const KvLayout& layout, int blocks)
-    : policy_(policy), layout_(layout), pool_(blocks), gate_(policy.batching), queue_(policy.lane_weights) {
+    : policy_(policy),
+      layout_(layout),
+      pool_(blocks, layout.tiering),
+      gate_(policy.batching),
+      queue_(policy.lane_weights) {
   CHECK(policy.max_running > 0 && policy.step_tokens >= policy.max_running);
   CHECK(layout.max_step_tokens >= policy.step_tokens);
   CHECK(layout.peak_blocks(layout.max_length) <= blocks, "one sequence alone must fit the pool");
@@ -88,6 +92,7 @@ void Scheduler::plan(TimeNs now, StepPlan& plan) {
   }
   if (!by_lanes) admit_batch(state);
   if (by_lanes && !has_shares) admit_by_hunger(state);
+  convert_old(state);
 }
 
 // Pass 1: deadlines.
@@ -109,7 +114,7 @@ void Scheduler::survey(PlanState& state) {
       continue;
     }
     ++state.running[lane];
-    state.held[lane] += s->table->held();
+    state.held[lane] += s->table->held_slots();
     if (s->is_protected()) state.reserved += layout_.peak_blocks(s->longest());
   }
   const bool forget = state.now - lately_at_ >= kForgetNs;
@@ -319,6 +324,11 @@ bool Scheduler::admit(PlanState& state, Sequence* s) {
     };
     // A block that is copied needs room besides its copy, and one sequence alone must always fit.
     if (match.copied > 0 && lacks()) match.tokens -= std::exchange(match.copied, 0);
+    // Nor must what is found keep it from starting because it lies scattered over many slots.
+    if (match.blocks > 0 && pool_.tiered() && lacks()) {
+      const PrefixMatch found = std::exchange(match, {});
+      if (lacks()) match = found;
+    }
     stop = comes_soon(*s, match)                                           ? AdmissionStop::prefix
            : lacks() || !may_return(state, *s) || s->order > state.barrier ? AdmissionStop::blocks
                                                                            : AdmissionStop::none;
@@ -377,8 +387,9 @@ void Scheduler::start(PlanState& state, Sequence* s, const PrefixMatch& match) {
   ++state.running[lane];
   lately_[lane].slots = std::max(lately_[lane].slots, state.running[lane]);
   take_over(state, *s, match);
-  state.held[lane] += s->table->held();
-  state.promised += std::max(0, layout_.peak_blocks(int(s->ids.size())) - s->table->held()) + layout_.groups();
+  state.held[lane] += s->table->held_slots();
+  state.promised +=
+      std::max(0, layout_.settled_blocks(int(s->ids.size())) - s->table->held_slots()) + layout_.spare_blocks();
   if (s->is_protected()) state.reserved += layout_.peak_blocks(s->longest());
 }
 

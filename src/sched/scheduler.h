@@ -54,6 +54,9 @@ class Scheduler {
   // How long a step took to compute: the next ones are cut by it.
   void note_step(const StepPlan& plan, TimeNs took) { step_time_.note(plan, took); }
 
+  // Once a step is done, before its entries land.
+  void land_moves(const StepPlan& plan) { pool_.land(plan.moves); }
+
   // The caller's word on an entry whose step is done: `end` != none ends the sequence with it. `sampled` is
   // appended to its ids (-1: the step sampled nothing of it). For a sequence that ended meanwhile both are
   // ignored.
@@ -99,6 +102,7 @@ class Scheduler {
   void admit_lane(PlanState& state, int lane);
   void admit_by_hunger(PlanState& state);
   void admit_batch(PlanState& state);
+  void convert_old(PlanState& state);  // scheduler_room.cc
 
   bool admit(PlanState& state, Sequence* sequence);
   int grant(const PlanState& state, const Sequence& sequence) const;

@@ -56,8 +56,8 @@ int Scheduler::promised(PlanState& state) const {
   for (const Sequence* s : running_) {
     if (s->state != SequenceState::running) continue;
     if (s->wanted() > 1)
-      state.promised += std::max(0, layout_.peak_blocks(int(s->ids.size())) - s->table->held());
-    state.promised += layout_.groups();
+      state.promised += std::max(0, layout_.settled_blocks(int(s->ids.size())) - s->table->held_slots());
+    state.promised += layout_.spare_blocks();
   }
   return state.promised;
 }
@@ -65,10 +65,15 @@ int Scheduler::promised(PlanState& state) const {
 // The known tokens and the newcomer's own spare block, unless its end comes before it would need one. Blocks
 // that it shares with others cost nothing; those that are copied are held until they are.
 int Scheduler::needed_by(const Sequence& candidate, const PrefixMatch& match) const {
-  const int known = layout_.peak_blocks(int(candidate.ids.size()));
-  const int spare = std::min(layout_.groups(), layout_.peak_blocks(candidate.longest()) - known);
-  if (match.tokens == 0) return known + spare;
-  return known + spare - prefixes_->used_by_others(match) + (match.copied > 0 ? layout_.groups() : 0);
+  const int length = int(candidate.ids.size());
+  const int known = layout_.settled_blocks(length);
+  int needed = known + std::min(layout_.groups(), layout_.settled_blocks(candidate.longest()) - known);
+  if (match.tokens > 0) needed += (match.copied > 0 ? layout_.groups() : 0) - prefixes_->used_by_others(match);
+  if (!pool_.tiered()) return needed;
+  // Its first tokens are written in full precision, and what it shares may lie alone in many slots.
+  const int soon = std::min(length, match.tokens + policy_.step_tokens);
+  const int first = layout_.groups() * (layout_.blocks_for(soon) - match.blocks);
+  return std::max(needed, first + (match.tokens > 0 ? prefixes_->newly_held(match) : 0));
 }
 
 // Nobody makes a protected sequence give way, other protected ones included: so they only run together where
@@ -78,11 +83,11 @@ bool Scheduler::may_return(const PlanState& state, const Sequence& candidate) co
          state.reserved + layout_.peak_blocks(candidate.longest()) <= pool_.total();
 }
 
-// The pool is short: others give way until there is enough. Those in flight only promise to leave, so the needy
-// one may have to wait a step. False: not now.
+// The pool is short: others give way until there is enough, unless conversions bring it. Those in flight only
+// promise to leave, so the needy one may have to wait a step. False: not now.
 bool Scheduler::make_room(PlanState& state, const Sequence& needy, int missing) {
   while (pool_.free() < missing) {
-    const int lacks = missing - pool_.free() - state.coming_blocks;
+    const int lacks = missing - pool_.free() - pool_.coming() - state.coming_blocks;
     if (lacks <= 0) return false;
     Sequence* victim = victim_for(state, needy, lacks);
     if (!victim) return false;
@@ -108,7 +113,8 @@ void Scheduler::make_room_for(PlanState& state, const Sequence& candidate, Admis
     }
   } else if (stop == AdmissionStop::blocks && may_return(state, candidate)) {
     if (state.held[size_t(lane)] + needed > share(pool_.total())) return;
-    for (int lacks; (lacks = needed + promised(state) - pool_.free() - state.coming_blocks) > 0;) {
+    for (int lacks;
+         (lacks = needed + promised(state) - pool_.free() - pool_.coming() - state.coming_blocks) > 0;) {
       Sequence* victim = victim_for(state, candidate, lacks);
       if (!victim) return;
       give_way(state, victim);
@@ -162,7 +168,7 @@ void Scheduler::give_way(PlanState& state, Sequence* victim) {
   ++state.plan.preempted_of[lane];
   victim->forced_preemptions += !victim->paused;
   --state.running[lane];
-  state.held[lane] -= victim->table->held();
+  state.held[lane] -= victim->table->held_slots();
   state.promised = -1;
   if (victim->steps_in_flight > 0) {
     victim->state = SequenceState::leaving;
@@ -171,6 +177,22 @@ void Scheduler::give_way(PlanState& state, Sequence* victim) {
   } else {
     preempt(victim, state.now);
   }
+}
+
+// Last pass: blocks that have become old go to smaller tiers, the sooner the less room there is. After all that
+// takes blocks or gives them up, so that no place is given away that a move of this step reads or fills.
+void Scheduler::convert_old(PlanState& state) {
+  StepPlan& plan = state.plan;
+  if (!pool_.tiered() || (plan.entries.empty() && plan.held_back == 0)) return;
+  constexpr double kRoomyShare = 0.125;  // of the pool: with so much free, blocks get as old as they may
+  const double share = plan.held_back > 0 ? 0 : double(pool_.free()) / double(pool_.total());
+  const KvTiering tiering = layout_.tiering.hurried(std::min(1.0, share / kRoomyShare));
+  const int most = layout_.most_moves();
+  for (const Sequence* s : running_) {
+    if (s->state != SequenceState::running) continue;
+    if (!s->table->convert(pool_, tiering, s->computed, plan.moves, most - int(plan.moves.size()))) break;
+  }
+  if (plan.moves.empty() && plan.held_back > 0) pool_.close_gaps(most, plan.moves);
 }
 
 void Scheduler::preempt(Sequence* s, TimeNs now) {

@@ -1,7 +1,7 @@
 // Random traffic through a fake executor, two steps in flight, with little memory, under every batching policy:
 // every request ends, nothing leaks, no step exceeds its budget, nobody is overtaken, nobody joins a batch;
 // with the prefix cache, what is found there is what would have been computed, and nobody writes to what others
-// read. The invariants are checked at every step.
+// read; with tiers, what was moved is found where it was moved to. The invariants are checked at every step.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,6 +21,8 @@ struct Traffic {
   int requests = 60;
   int blocks = 0;  // beyond what one sequence alone needs
   std::vector<int> windows = {0};
+  KvTiering tiering = {};
+  bool whole_context = false;
   Policy policy;
   int max_length = 96;
   int lanes = kLanes;
@@ -38,10 +40,12 @@ class Simulation {
     layout_ = {.block_tokens = 4,
                .windows = t.windows,
                .max_length = t.max_length,
-               .max_step_tokens = t.policy.step_tokens};
+               .max_step_tokens = t.policy.step_tokens,
+               .tiering = t.tiering,
+               .whole_context = t.whole_context};
     const int blocks = layout_.peak_blocks(t.max_length) + t.blocks;
     scheduler_ = std::make_unique<Scheduler>(t.policy, layout_, blocks);
-    cache_.assign(size_t(blocks) * 4, kNothing);
+    cache_.assign(size_t(blocks) * kSlotUnits * 4, kNothing);
   }
 
   void run() {
@@ -52,7 +56,7 @@ class Simulation {
       disturb();
       if (flying_.size() < 2) {
         auto plan = std::make_unique<StepPlan>();
-        plan->reserve(traffic_.policy.max_running, traffic_.policy.max_queue, layout_.groups());
+        plan->reserve(traffic_.policy.max_running, traffic_.policy.max_queue, layout_);
         const std::vector<Sequence*> before(scheduler_->running().begin(), scheduler_->running().end());
         scheduler_->plan(now_, *plan);
         const bool busy = std::any_of(before.begin(), before.end(), [&](Sequence* s) {
@@ -76,7 +80,10 @@ class Simulation {
     EXPECT_EQ(scheduler_->blocks().used(), 0);
     scheduler_->forget_prefixes();
     EXPECT_EQ(scheduler_->blocks().cached(), 0);
-    EXPECT_EQ(scheduler_->blocks().free(), scheduler_->blocks().total());
+    EXPECT_EQ(scheduler_->blocks().coming(), 0);
+    if (!traffic_.tiering.on()) {
+      EXPECT_EQ(scheduler_->blocks().free(), scheduler_->blocks().total());
+    }
     EXPECT_EQ(started_, finished_);
     for (const auto& s : sequences_) EXPECT_TRUE(s->gone());
   }
@@ -99,6 +106,9 @@ class Simulation {
     return n;
   }
   int copies() const { return copies_; }
+  int moves_to(KvTier tier) const { return moves_to_[size_t(tier)]; }
+  int gaps_closed() const { return gaps_closed_; }
+  int moves_alone() const { return moves_alone_; }
   uint64_t evicted() const { return scheduler_->blocks().evicted(); }
   int batches() const { return batches_; }
   int64_t computed_tokens() const { return computed_tokens_; }
@@ -112,7 +122,7 @@ class Simulation {
   static constexpr int32_t kNothing = -1;
   struct Flight {
     std::unique_ptr<StepPlan> plan;
-    std::vector<std::vector<BlockId>> tables;  // [entry, group] rows when it was planned
+    std::vector<std::vector<KvRef>> tables;  // [entry, group] rows when it was planned
   };
 
   bool chance(double p) { return double(random_()) / 4294967296.0 < p; }
@@ -154,36 +164,63 @@ class Simulation {
     return ids;
   }
 
-  std::vector<std::vector<BlockId>> tables_of(const StepPlan& plan) const {
-    std::vector<std::vector<BlockId>> tables;
+  std::vector<std::vector<KvRef>> tables_of(const StepPlan& plan) const {
+    std::vector<std::vector<KvRef>> tables;
     for (const PlanEntry& e : plan.entries)
       for (int g = 0; g < layout_.groups(); ++g) {
-        const auto row = e.sequence->table->row(g);
-        tables.emplace_back(row.begin(), row.end());
+        auto& row = tables.emplace_back();
+        for (const BlockId b : e.sequence->table->row(g))
+          row.push_back(b == kNoBlock ? kNoKvRef : scheduler_->blocks().ref(b));
       }
     return tables;
+  }
+
+  // A place's tokens stand in its first quarter; the others are emptied whenever it is filled.
+  int32_t* place(KvRef ref) { return cache_.data() + kv_first_unit(ref) * 4; }
+  void empty_rest(KvRef ref) { std::fill_n(place(ref) + 4, (kv_units(kv_tier(ref)) - 1) * 4, kNothing); }
+
+  // All are read before any is written: a device may make them in any order.
+  void make_moves(const StepPlan& plan) {
+    std::vector<std::array<int32_t, 4>> read;
+    for (const auto* moves : {&plan.copies, &plan.moves})
+      for (const auto& [from, to] : *moves) std::copy_n(place(from), 4, read.emplace_back().begin());
+    size_t i = 0;
+    std::set<int64_t> filled;
+    for (const auto* moves : {&plan.copies, &plan.moves}) {
+      for (const auto& [from, to] : *moves) {
+        for (int u = 0; u < kv_units(kv_tier(to)); ++u)
+          ASSERT_TRUE(filled.insert(kv_first_unit(to) + u).second) << "two moves to one place";
+        std::copy_n(read[i++].begin(), 4, place(to));
+        empty_rest(to);
+      }
+    }
+    copies_ += int(plan.copies.size());
+    for (const auto& [from, to] : plan.moves) {
+      ++moves_to_[size_t(kv_tier(to))];
+      gaps_closed_ += kv_tier(from) == kv_tier(to);
+    }
+    moves_alone_ += plan.entries.empty();
   }
 
   // As a device would: copies, then what is computed is stored and read back through the tables. The cache
   // holds tokens, each with the group and the salt it was stored under.
   void execute(const Flight& flight) {
-    for (auto [from, to] : flight.plan->copies) {
-      std::copy_n(cache_.begin() + from * 4, 4, cache_.begin() + to * 4);
-      ++copies_;
-    }
+    make_moves(*flight.plan);
     for (size_t i = 0; i < flight.plan->entries.size(); ++i) {
       const PlanEntry& e = flight.plan->entries[i];
       const Sequence& s = *e.sequence;
       for (int g = 0; g < layout_.groups(); ++g) {
         const auto& row = flight.tables[i * size_t(layout_.groups()) + size_t(g)];
-        const auto cell = [&](int p) -> int32_t& {
-          return cache_[size_t(row[size_t(p / 4)]) * 4 + size_t(p % 4)];
-        };
+        const auto cell = [&](int p) -> int32_t& { return place(row[size_t(p / 4)])[p % 4]; };
         const auto mark = [&](int p) {
           return (s.ids[size_t(p)] * 8 + g) * 8 + int32_t(s.request.cache_salt[1]);
         };
         const int end = std::min(e.first + e.count, int(s.ids.size()));  // beyond it: thrown away
-        for (int p = e.first; p < e.first + e.count; ++p) cell(p) = p < end ? mark(p) : kNothing;
+        for (int p = e.first; p < e.first + e.count; ++p) {
+          ASSERT_EQ(kv_tier(row[size_t(p / 4)]), KvTier::full) << "written to what has been converted";
+          cell(p) = p < end ? mark(p) : kNothing;
+          empty_rest(row[size_t(p / 4)]);
+        }
         const int window = layout_.windows[size_t(g)];
         for (int p = window ? std::max(0, e.first - window + 1) : 0; p < end; ++p)
           ASSERT_EQ(cell(p), mark(p)) << "position " << p << " of a row at " << e.first << ", group " << g;
@@ -285,6 +322,7 @@ class Simulation {
     const StepPlan* plan = flight.plan.get();
     flying_.pop_front();
     execute(flight);
+    scheduler_->land_moves(*plan);
     if (traffic_.seed % 2) scheduler_->note_step(*plan, 4000 + 30 * plan->tokens);
     for (const PlanEntry& e : plan->entries) {
       Sequence* s = e.sequence;
@@ -315,7 +353,11 @@ class Simulation {
       ASSERT_EQ(scheduler_->blocks().owners(b), owners);
       ASSERT_TRUE(owners == 1 || scheduler_->blocks().kept(b)) << "two share what cannot be found";
     }
-    ASSERT_EQ(scheduler_->blocks().used(), int(owned.size()));
+    std::set<int64_t> slots;
+    for (const auto& [b, owners] : owned) slots.insert(kv_first_unit(scheduler_->blocks().ref(b)) / kSlotUnits);
+    for (const Flight& flight : flying_)
+      for (const auto& [from, to] : flight.plan->moves) slots.insert(kv_first_unit(from) / kSlotUnits);
+    ASSERT_EQ(scheduler_->blocks().used(), int(slots.size()));
     ASSERT_TRUE(scheduler_->prefixes() || scheduler_->blocks().cached() == 0);
     if (scheduler_->prefixes() && now_ % 16 == 0) scheduler_->prefixes()->check();
   }
@@ -326,8 +368,9 @@ class Simulation {
   std::unique_ptr<Scheduler> scheduler_;
   std::deque<std::unique_ptr<Sequence>> sequences_;
   std::deque<Flight> flying_;
-  std::vector<int32_t> cache_;  // [blocks, 4]
-  int copies_ = 0;
+  std::vector<int32_t> cache_;  // [slots, kSlotUnits, 4]
+  int copies_ = 0, gaps_closed_ = 0, moves_alone_ = 0;
+  int moves_to_[kKvTiers] = {};
   TimeNs now_ = 0;
   int arrived_ = 0, started_ = 0, finished_ = 0, refused_ = 0;
   int64_t computed_tokens_ = 0;
@@ -438,6 +481,71 @@ TEST(SchedulerTraffic, PrefixesAreFoundAndRight) {
   EXPECT_GT(copies, 1000);
   EXPECT_GT(preemptions, 50);
   EXPECT_GT(evicted, 10000u);
+}
+
+constexpr KvTiering kTierings[] = {{.stages = {{{KvTier::int8, 0}}}, .count = 1},
+                                   {.stages = {{{KvTier::int4, 0}}}, .count = 1},
+                                   {.stages = {{{KvTier::int8, 8}, {KvTier::int4, 30}}}, .count = 2},
+                                   {.stages = {{{KvTier::fp8, 0}}}, .count = 1}};
+
+// Blocks are converted as they age, shared, evicted and restored meanwhile; at the edge of the pool those of
+// small tiers are moved together. Everybody ends, and reads what was written.
+TEST(SchedulerTraffic, ConvertedBlocksAreFoundAndRight) {
+  int to[kKvTiers] = {}, gaps_closed = 0, moves_alone = 0;
+  int64_t cached = 0, preemptions = 0, copies = 0;
+  uint64_t evicted = 0;
+  for (uint32_t seed = 1; seed <= 600; ++seed) {
+    Traffic t;
+    t.seed = seed;
+    t.tiering = kTierings[seed % 4];
+    t.policy = {
+        .max_running = int(1 + seed % 9), .step_tokens = int(9 + seed % 50), .max_queue = int(2 + seed % 30)};
+    t.policy.batching =
+        batching_of(seed % 5 ? BatchingKind::continuous : BatchingKind::windowed, seed, t.policy.max_running);
+    t.policy.prefix_cache = seed % 3 > 0;
+    t.shared_prompts = seed % 3 > 0;
+    t.grow = seed % 7 == 0;
+    t.blocks = int(seed % 40);
+    t.max_length = seed % 11 == 0 ? 300 : 96;
+    if (seed % 4 == 1) t.windows = {0, 10};
+    if (seed % 5 == 2) t.windows = {7, 0, 30};
+    if (seed % 8 == 3) t.windows = {13};
+    Simulation run(t);
+    run.run();
+    ASSERT_FALSE(testing::Test::HasFatalFailure()) << "seed " << seed;
+    for (int tier = 0; tier < kKvTiers; ++tier) to[tier] += run.moves_to(KvTier(tier));
+    gaps_closed += run.gaps_closed(), moves_alone += run.moves_alone();
+    cached += run.cached_tokens(), preemptions += run.preemptions(), copies += run.copies();
+    evicted += run.evicted();
+  }
+  EXPECT_EQ(to[int(KvTier::full)], 0);
+  for (const KvTier tier : {KvTier::int8, KvTier::fp8, KvTier::int4}) EXPECT_GT(to[int(tier)], 2000);
+  EXPECT_GT(gaps_closed, 100);
+  EXPECT_GT(moves_alone, 1);
+  EXPECT_GT(cached, 10000);
+  EXPECT_GT(copies, 1000);
+  EXPECT_GT(preemptions, 50);
+  EXPECT_GT(evicted, 1000u);
+}
+
+// Reserved at admission, whatever is used of it.
+TEST(SchedulerTraffic, WholeContextsAreTakenAndGivenBack) {
+  for (uint32_t seed = 1; seed <= 60; ++seed) {
+    Traffic t;
+    t.seed = seed;
+    t.whole_context = true;
+    t.lanes = 1;
+    t.pause_share = 0;
+    t.policy = {.max_running = int(1 + seed % 5), .step_tokens = 32, .max_queue = 64};
+    t.policy.prefix_cache = seed % 2;
+    t.shared_prompts = seed % 2;
+    t.blocks = int(seed * 3);
+    if (seed % 3 == 1) t.windows = {0, 10};
+    Simulation run(t);
+    run.run();
+    ASSERT_FALSE(testing::Test::HasFatalFailure()) << "seed " << seed;
+    EXPECT_EQ(run.preemptions(), 0) << "who has started has all it will need";
+  }
 }
 
 // Everything arrives at once, memory for about two; all must get through without computing the same again and

@@ -65,7 +65,9 @@ constexpr const char* flush_reason_name(FlushReason reason) {
 
 struct StepPlan {
   std::vector<PlanEntry> entries;  // one per sequence; capacity for all that may run
-  std::vector<BlockCopy> copies;   // to be made in this order before the step's ops; capacity for all slots
+  // To be made before the step's ops. Copies: content that a sequence goes on from in a block of its own;
+  // capacity for all slots. Moves: blocks that go to another place; none depends on another or on a copy.
+  std::vector<BlockMove> copies, moves;
   std::vector<Sequence*> expired;  // ended by their deadline while planning; the caller tells their clients
   int tokens = 0;
   int admitted = 0;
@@ -80,15 +82,18 @@ struct StepPlan {
   int batch = 0;                               // then its members; they may take several steps to be admitted
 
   // Room for all that may ever be in it.
-  void reserve(int max_running, int max_queue, int groups = 1) {
-    copies.reserve(size_t(max_running) * size_t(groups));
+  void reserve(int max_running, int max_queue, const KvLayout& layout = {.windows = {0}}) {
+    copies.reserve(size_t(max_running) * size_t(layout.groups()));
+    moves.reserve(size_t(layout.most_moves()));
     entries.reserve(size_t(max_running));
     expired.reserve(size_t(max_running) * 2 + size_t(max_queue));
   }
-  bool empty() const { return entries.empty(); }
+  // A plan of moves alone makes room for those who were held back.
+  bool empty() const { return entries.empty() && moves.empty(); }
   void reset() {
     entries.clear();
     copies.clear();
+    moves.clear();
     expired.clear();
     preempted_of = {};
     tokens = admitted = preempted = held_back = batch = 0;

@@ -271,6 +271,10 @@ std::string LiveFeed::event(const LiveSample& s, int64_t unix_s) const {
   rounded(w, "used", s.kv_used);
   rounded(w, "total", s.kv_total);
   shares(w, "tiers", s.tiers, "used", "total");
+  w.key("bytes").begin_object();
+  for (const LiveShare& state : s.kv_bytes) w.key(state.name).integer(int64_t(state.used));
+  w.end_object();
+  rounded(w, "fragmentation", s.kv_fragmentation);
   w.key("prefix_hits");
   if (s.prefix_hit_ratio >= 0)
     w.number(std::round(1e4 * s.prefix_hit_ratio) / 1e4);

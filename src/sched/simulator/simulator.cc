@@ -69,7 +69,7 @@ class Simulation {
     result_.steps_of.assign(size_t(setup.policy.max_running) + 1, 0);
     result_.batches_of = result_.steps_of;
     for (Flight& flight : flights_) {
-      flight.plan.reserve(setup.policy.max_running, setup.policy.max_queue, setup.layout.groups());
+      flight.plan.reserve(setup.policy.max_running, setup.policy.max_queue, setup.layout);
       free_.push_back(&flight);
     }
   }
@@ -149,6 +149,7 @@ class Simulation {
     Flight* flight = under_way_.front();
     under_way_.pop_front();
     scheduler_.note_step(flight->plan, flight->takes);
+    scheduler_.land_moves(flight->plan);
     for (const PlanEntry& entry : flight->plan.entries) land(entry);
     now_ += setup_.host.commit_ns + TimeNs(flight->plan.entries.size()) * setup_.host.commit_sequence_ns;
     free_.push_back(flight);

@@ -1,0 +1,91 @@
+"""The KV cache by its settings: precisions, reserved contexts, windows, what the memory goes to, and `sluice eval`."""
+import json
+import re
+
+import pytest
+
+from conftest import SMOLLM2, run_sluice, until
+
+PROMPT = " ".join(f"Item {i} of the list is the number {i * i}." for i in range(60))
+
+
+def complete(server, prompt=PROMPT, tokens=48):
+    status, answer = server.post("/v1/completions", {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True})
+    assert status == 200, answer
+    return answer["choices"][0]["text"]
+
+
+def labelled(server, name, label):
+    return {value: float(number) for value, number in
+            re.findall(rf'^{name}\{{{label}="(\w+)"\}} (\S+)$', server.get("/metrics")[1], re.M)}
+
+
+def test_bytes_of_all_states_are_the_pool(start):
+    server = start(SMOLLM2, "--ctx", "2048", "--max-sequences", "4")
+    pool = labelled(server, "sluice_kv_bytes", "state")
+    assert pool["used"] == pool["reserved"] == pool["cached"] == pool["wasted"] == 0
+    complete(server)
+    assert until(lambda: server.metric("sluice_kv_blocks_used") == 0)
+    after = labelled(server, "sluice_kv_bytes", "state")
+    assert after["cached"] > 0
+    assert sum(after.values()) == sum(pool.values())
+    assert server.metric("sluice_kv_peak_bytes") > 0
+    assert labelled(server, "sluice_kv_tier_blocks", "tier") == {"full": server.metric("sluice_kv_blocks_cached"), "int8": 0, "fp8": 0, "int4": 0}
+
+
+@pytest.mark.parametrize("precision, tier", [("int8", "int8"), ("int4", "int4"), ("tiered", "int8")])
+def test_blocks_are_kept_in_the_precision_asked_for(start, precision, tier):
+    server = start(SMOLLM2, "--ctx", "2048", "--max-sequences", "4", "--set", f"kv.precision={precision}", "--set", "kv.tier_full_tokens=128")
+    first = complete(server)
+    converted = labelled(server, "sluice_kv_conversions_total", "tier")
+    assert converted[tier] >= 8, "a prompt of some 900 tokens has a dozen blocks of 64"
+    assert len(first) > 20
+    assert until(lambda: server.metric("sluice_kv_blocks_used") == 0)
+    complete(server)
+    assert server.metric("sluice_prefix_cache_hits_total") > 500, "converted blocks are found again"
+    assert server.stop()[0] == 0
+
+
+def test_whole_contexts_are_reserved_and_seen(start):
+    server = start(SMOLLM2, "--ctx", "2048", "--max-sequences", "2", "--set", "kv.allocation=contiguous_max_context")
+    stream = server.stream("/v1/completions", {"prompt": "One", "max_tokens": 2000, "temperature": 0, "ignore_eos": True})
+    events = stream.events()
+    next(events)
+    reserved = []
+    assert until(lambda: reserved.append(labelled(server, "sluice_kv_bytes", "state")) or reserved[-1]["reserved"] > 0)
+    assert server.metric("sluice_kv_blocks_used") in (128, 0), "2048 tokens in blocks of 16, if it still runs"
+    stream.close()
+    assert until(lambda: server.metric("sluice_kv_blocks_used") == 0)
+
+
+def test_a_forced_window_frees_what_is_behind_it(start):
+    server = start(SMOLLM2, "--ctx", "2048", "--step-tokens", "64", "--max-sequences", "4", "--set", "kv.sliding_window=128", "--set", "kv.prefix_cache=false")
+    complete(server)
+    full = 2 * 30 * 3 * 64 * 2  # bytes of a token: keys and values of 30 layers, 3 heads of 64, half precision
+    assert server.metric("sluice_kv_peak_bytes") <= (128 + 2 * 64 + 3 * 16) * full
+
+
+def test_what_the_device_lacks_and_what_contradicts_itself_is_refused():
+    lacks = run_sluice("serve", SMOLLM2, "--device", "cpu", "--set", "kv.precision=fp8")
+    assert lacks.returncode == 1
+    assert lacks.stderr.count("\n") == 1 and "kv.precision" in lacks.stderr and "bf16, int8, int4, tiered" in lacks.stderr
+    for setting in ("kv.precision=int3", "kv.allocation=lazy", "kv.tier_full_tokens=-1", "kv.sliding_window=x"):
+        assert run_sluice("serve", SMOLLM2, "--set", setting).returncode == 2
+    both = run_sluice("serve", SMOLLM2, "--set", "kv.precision=int8", "--set", "kv.allocation=contiguous_max_context")
+    assert both.returncode == 2 and "kv.allocation" in both.stderr
+
+
+def test_eval_compares_precisions(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(PROMPT)
+    done = run_sluice("eval", SMOLLM2, "--data", text, "--kv-precision", "int8,int4", "--max-tokens", "300", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    int8, int4 = found["results"]
+    assert found["perplexity"] == int8["perplexity"] and found["mean_kl"] == int8["mean_kl"]
+    assert int8["tokens"] == int4["tokens"] >= 299 and int8["full_perplexity"] == int4["full_perplexity"]
+    assert 0 < int8["mean_kl"] < int4["mean_kl"] < 0.1
+    assert int4["kv_bytes_per_token"] < int8["kv_bytes_per_token"] < int8["full_kv_bytes_per_token"]
+    assert int8["top1_agreement"] > 0.9
+    missing = run_sluice("eval", SMOLLM2, "--data", tmp_path / "nowhere.txt")
+    assert missing.returncode == 1 and "nowhere.txt" in missing.stderr
