@@ -6,11 +6,10 @@
 namespace sluice {
 namespace {
 
-// A sequence's first tokens are attended to by all that follow, so what 4 bits lose of them is lost everywhere:
-// SmolLM2 in int4 has a perplexity 2.5 % higher with them and 0.8 % without (docs/kv.md). They stay in what
-// they were.
+// A sequence's first tokens are attended to by all that follow, so what rounding loses of them is lost
+// everywhere: without this SmolLM2 in int4 has a perplexity 2.5 % higher, with it 0.8 %; Gemma 3 in int8 0.57
+// and 0.27 % (docs/kv.md). They stay in full.
 constexpr int kFirstBlocks = 1;
-constexpr int first_to_convert(KvTier tier) { return tier == KvTier::int4 ? kFirstBlocks : 0; }
 
 }  // namespace
 
@@ -39,7 +38,7 @@ int KvLayout::slots_of(int length, int unconverted_tokens) const {
       per_block = kv_units(stage.tier);
     }
     units += (blocks - younger) * per_block;
-    if (per_block < 2) units += std::min(kFirstBlocks, blocks - younger) * (kSlotUnits - per_block);
+    units += std::min(kFirstBlocks, blocks - younger) * (kSlotUnits - per_block);
   }
   return (units + kSlotUnits - 1) / kSlotUnits;
 }
@@ -97,7 +96,7 @@ bool BlockTable::convert(BlockPool& pool, const KvTiering& tiering, int landed, 
       const KvTiering::Stage& stage = tiering.stages[size_t(s)];
       const int old = std::max(0, landed - stage.age_tokens) / block_tokens_;
       int& next = converted(g, s);
-      next = std::max({next, first_[size_t(g)], first_to_convert(stage.tier)});
+      next = std::max({next, first_[size_t(g)], kFirstBlocks});
       for (; next < std::min(old, entries_); ++next) {
         const BlockId id = entries(g)[next];
         if (kv_units(kv_tier(pool.ref(id))) <= kv_units(stage.tier)) continue;
