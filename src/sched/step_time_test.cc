@@ -242,8 +242,9 @@ TEST(Streams, APromptWhoseContextExceedsTheBudgetGetsOn) {
   VirtualServer server(device, on_card(), 40000, 40000);
   for (int i = 0; i < 16; ++i) server.submit({.at = i, .prompt = 32, .answer = 2000});
   server.submit({.at = TimeNs(1e9), .prompt = 32000, .answer = 2});
-  for (const auto& o : server.run())
+  for (const auto& o : server.run()) {
     if (o.wish.prompt == 32000) EXPECT_LT(ms(o.first - o.wish.at), 7000);
+  }
 }
 
 // Also where all that was seen before are short prompts.
