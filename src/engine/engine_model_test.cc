@@ -380,9 +380,14 @@ TEST(Batching, ReplayedAsComputedOpByOp) {
     for (const Request& r : wishes) one.emplace_back(*plain.engine, r), other.emplace_back(*replayed.engine, r);
     for (size_t i = 0; i < wishes.size(); ++i)
       EXPECT_TRUE(outcome(one[i]) == outcome(other[i])) << name << " request " << i;
-    EXPECT_GT(replaying.replayed(), 10);
+    // How many of those steps were of one row per sequence depends on when prompts came; alone, all but the
+    // first are.
+    const int before = replaying.replayed();
+    TestClient lone(*replayed.engine, greedy({5, 6, 7}, 20));
+    EXPECT_EQ(outcome(lone).ids.size(), 20u);
+    EXPECT_GE(replaying.replayed() - before, 19);
     EXPECT_EQ(replaying.recorded(), 2 * 5);
-    EXPECT_EQ(replaying.most_under_way(), 2);
+    EXPECT_LE(replaying.most_under_way(), 2);
 
     config.graphs = false;
     replayed.start(config);
