@@ -170,6 +170,8 @@ TEST(Verdict, NamesTheCauseThatTheSampleShows) {
   EXPECT_EQ(cause(s), "none") << "the next step takes them in";
   s.stopped_by = AdmissionStop::blocks;
   EXPECT_EQ(cause(s), "kv");
+  s.stopped_by = AdmissionStop::prefix;
+  EXPECT_EQ(cause(s), "prefix");
   s.stopped_by = AdmissionStop::serial;
   EXPECT_EQ(cause(s), "policy");
 }

@@ -38,6 +38,10 @@ Verdict why_waiting(const LiveSample& s, const LiveLimits& limits) {
               wait +
                   "scheduler.policy holds them for the next batch. Under continuous they would start at "
                   "once."};
+    case AdmissionStop::prefix:
+      return {"prefix", wait +
+                            "another request is just computing a long beginning of it, which it will then find "
+                            "in the cache."};
     case AdmissionStop::none:
       break;
   }
