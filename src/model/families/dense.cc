@@ -130,6 +130,11 @@ bool read_layer_types(Numbers& n, ModelSpec& spec) {
   return true;
 }
 
+void set_window_pattern(ModelSpec& spec, int pattern) {
+  spec.windowed.clear();
+  for (int layer = 0; layer < spec.layers; layer++) spec.windowed.push_back((layer + 1) % pattern != 0);
+}
+
 void refuse_flag(Numbers& n, std::string_view key) {
   if (n.flag(key, false)) n.refuse(key, "is not supported yet; only false is");
 }

@@ -46,7 +46,8 @@ Result<ModelSpec> read_config_spec(const Family& family, const KeyValues& config
 // Relations between the numbers that the decoder relies on. `path` serves messages.
 Status check_spec(const ModelSpec& spec, const std::string& path);
 
-// -- What the families share: dense decoders with grouped-query attention and a gated feed-forward.
+// -- What the families share: decoders with grouped-query attention and a gated feed-forward, or a mixture of
+// such.
 
 // Sizes, norm epsilon, rope base and scaling, window. `n` has the prefix "ARCHITECTURE.".
 void read_gguf_sizes(const GgufFile& file, Numbers& n, ModelSpec& spec);
@@ -72,6 +73,8 @@ RopeSpec read_config_rope(Numbers& n, const std::string& section, const std::str
 void read_gguf_experts(Numbers& n, ModelSpec& spec);
 // layer_types -> spec.windowed; false if the key is absent.
 bool read_layer_types(Numbers& n, ModelSpec& spec);
+// Every pattern-th layer sees everything, the others have the window.
+void set_window_pattern(ModelSpec& spec, int pattern);
 // Biases that the decoder has no place for.
 void refuse_flag(Numbers& n, std::string_view key);
 
@@ -90,6 +93,10 @@ inline constexpr SlotName kDenseLayerNames[] = {
     {"ffn_gate.weight", "mlp.gate_proj.weight"},
     {"ffn_up.weight", "mlp.up_proj.weight"},
     {"ffn_down.weight", "mlp.down_proj.weight"},
+    {"ffn_gate_inp.weight", "mlp.gate.weight"},
+    {"ffn_gate.*.weight", "mlp.experts.*.gate_proj.weight"},
+    {"ffn_up.*.weight", "mlp.experts.*.up_proj.weight"},
+    {"ffn_down.*.weight", "mlp.experts.*.down_proj.weight"},
 };
 
 // Gemma 2 and 3; without q/k norms in the former.

@@ -18,17 +18,13 @@ void read_common(Numbers& n, ModelSpec& spec) {
   spec.final_softcap = n.real("final_logit_softcapping", 0, 1e6, kLogitCap);
 }
 
-void window_every_other(ModelSpec& spec) {
-  for (int layer = 0; layer < spec.layers; layer++) spec.windowed.push_back(layer % 2 == 0);
-}
-
 // The 27B, told by its 46 layers, is the one whose scores are scaled by C / H instead of the head's width; no
 // key says so.
 void read_gguf(const GgufFile&, Numbers& n, ModelSpec& spec) {
   read_common(n, spec);
   spec.rope = read_gguf_rope(n, 10000);
   spec.window = n.integer("attention.sliding_window", 0, 1 << 27, 4096);
-  window_every_other(spec);
+  set_window_pattern(spec, 2);
   if (spec.layers == 46) spec.attention_scale = 1 / std::sqrt(float(spec.hidden) / float(spec.heads));
 }
 
@@ -43,7 +39,7 @@ void read_config(Numbers& n, ModelSpec& spec) {
   read_common(n, spec);
   spec.rope = read_config_rope(n, "rope_parameters", "rope_theta", "rope_scaling", 10000);
   spec.window = n.integer("sliding_window", 0, 1 << 27, 4096);
-  if (!read_layer_types(n, spec)) window_every_other(spec);
+  if (!read_layer_types(n, spec)) set_window_pattern(spec, 2);
   spec.attention_scale = 1 / std::sqrt(n.real("query_pre_attn_scalar", 1e-3, 1e6, 256.f));
   refuse_flag(n, "attention_bias");
   refuse_flag(n, "use_bidirectional_attention");

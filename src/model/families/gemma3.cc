@@ -8,11 +8,6 @@
 namespace sluice {
 namespace {
 
-void set_windowed(ModelSpec& spec, int pattern) {
-  spec.windowed.clear();
-  for (int layer = 0; layer < spec.layers; layer++) spec.windowed.push_back((layer + 1) % pattern != 0);
-}
-
 // The scale stays float32 on every path. Run in bf16, transformers rounds it (25.25 for C = 640 instead
 // of 25.298); the references of this project are float32 throughout, and GGUF's reader does the same.
 void read_common(ModelSpec& spec) {
@@ -32,7 +27,7 @@ void read_gguf(const GgufFile&, Numbers& n, ModelSpec& spec) {
   spec.local_rope.rotary = spec.rope.rotary;
   const std::vector<double> flags = n.list("attention.sliding_window_pattern");
   if (flags.empty()) {
-    set_windowed(spec, n.integer("attention.sliding_window_pattern", 1, 1 << 20, 6));
+    set_window_pattern(spec, n.integer("attention.sliding_window_pattern", 1, 1 << 20, 6));
   } else {
     for (double f : flags) spec.windowed.push_back(f != 0);
   }
@@ -62,8 +57,8 @@ void read_config(Numbers& n, ModelSpec& spec) {
   if (!newer) spec.local_rope.base = n.real("rope_local_base_freq", 1, 1e12, 10000.f);
   spec.window = n.integer("sliding_window", 0, 1 << 27, 4096);
   if (!read_layer_types(n, spec)) {
-    set_windowed(spec, n.integer("sliding_window_pattern", 1, 1 << 20,
-                                 n.integer("_sliding_window_pattern", 1, 1 << 20, 6)));
+    set_window_pattern(spec, n.integer("sliding_window_pattern", 1, 1 << 20,
+                                       n.integer("_sliding_window_pattern", 1, 1 << 20, 6)));
   }
   spec.attention_scale = 1 / std::sqrt(n.real("query_pre_attn_scalar", 1e-3, 1e6, 256.f));
   spec.attention_softcap = n.real("attn_logit_softcapping", 0, 1e6, 0.f);

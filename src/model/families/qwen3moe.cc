@@ -29,21 +29,6 @@ void read_config(Numbers& n, ModelSpec& spec) {
 
 constexpr std::string_view kTypes[] = {"qwen3_moe"};
 
-constexpr SlotName kNames[] = {
-    {"attn_norm.weight", "input_layernorm.weight"},
-    {"attn_q.weight", "self_attn.q_proj.weight"},
-    {"attn_k.weight", "self_attn.k_proj.weight"},
-    {"attn_v.weight", "self_attn.v_proj.weight"},
-    {"attn_q_norm.weight", "self_attn.q_norm.weight"},
-    {"attn_k_norm.weight", "self_attn.k_norm.weight"},
-    {"attn_output.weight", "self_attn.o_proj.weight"},
-    {"ffn_norm.weight", "post_attention_layernorm.weight"},
-    {"ffn_gate_inp.weight", "mlp.gate.weight"},
-    {"ffn_gate.*.weight", "mlp.experts.*.gate_proj.weight"},
-    {"ffn_up.*.weight", "mlp.experts.*.up_proj.weight"},
-    {"ffn_down.*.weight", "mlp.experts.*.down_proj.weight"},
-};
-
 }  // namespace
 
 const Family kQwen3Moe = {.name = "qwen3moe",
@@ -51,6 +36,6 @@ const Family kQwen3Moe = {.name = "qwen3moe",
                           .model_types = kTypes,
                           .read_gguf = read_gguf,
                           .read_config = read_config,
-                          .layer_names = kNames};
+                          .layer_names = kDenseLayerNames};
 
 }  // namespace sluice
