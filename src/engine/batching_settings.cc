@@ -36,7 +36,6 @@ Status check_ranges(const BatchingSettings& s) {
   return {};
 }
 
-// The keys against each other; the numbers are in range.
 // A number that nobody has set gives way where fewer sequences run at the same time.
 int batch_size(const BatchingSettings& s, int max_sequences) {
   const int size = s.dynamic.enabled ? s.dynamic.max_batch_size : s.window.max_batch_size;
@@ -45,6 +44,7 @@ int batch_size(const BatchingSettings& s, int max_sequences) {
   return size == unset && max_sequences ? std::min(size, max_sequences) : size;
 }
 
+// The keys against each other; the numbers are in range.
 Status check_together(const BatchingSettings& s, BatchingKind kind, int max_sequences) {
   const BatchingSettings::Window& w = s.window;
   if (s.dynamic.enabled && kind != BatchingKind::windowed)

@@ -34,13 +34,13 @@ void ReasoningParser::byte(char c, std::string& thoughts, std::string& answer) {
     answer += c;
     return;
   }
+  blank_ += blank_ == held_.size() && is_space(c);
   held_ += c;
   const std::string_view mark = state_ == State::before ? kThoughtOpen : kThoughtClose;
   for (;;) {
-    const size_t blank = leading_space(held_);
-    const std::string_view rest = std::string_view(held_).substr(blank);
+    const std::string_view rest = std::string_view(held_).substr(blank_);
     if (rest == mark) {
-      held_.clear();
+      held_.clear(), blank_ = 0;
       state_ = state_ == State::before ? State::thinking : State::after;
       return;
     }
@@ -48,22 +48,22 @@ void ReasoningParser::byte(char c, std::string& thoughts, std::string& answer) {
     if (state_ == State::before) {
       state_ = State::answer;
       answer += held_;
-      held_.clear();
+      held_.clear(), blank_ = 0;
       return;
     }
     // No mark begins here: the first byte after the white space is thought, and the search goes on behind it.
-    thoughts.append(held_, thought_ ? 0 : blank, thought_ ? blank + 1 : 1);
+    thoughts.append(held_, thought_ ? 0 : blank_, thought_ ? blank_ + 1 : 1);
     thought_ = true;
-    held_.erase(0, blank + 1);
+    held_.erase(0, blank_ + 1);
+    blank_ = leading_space(held_);
   }
 }
 
 void ReasoningParser::finish(std::string& thoughts, std::string& answer) {
   if (state_ == State::before) answer += held_;
   // A closing mark that was begun was none; white space alone is nobody's.
-  if (state_ == State::thinking && leading_space(held_) < held_.size())
-    thoughts.append(held_, thought_ ? 0 : leading_space(held_));
-  held_.clear();
+  if (state_ == State::thinking && blank_ < held_.size()) thoughts.append(held_, thought_ ? 0 : blank_);
+  held_.clear(), blank_ = 0;
   state_ = State::answer;
 }
 

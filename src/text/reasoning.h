@@ -41,6 +41,7 @@ class ReasoningParser {
   State state_;
   bool thought_ = false;  // something was
   std::string held_;      // white space, and what may be the beginning of a mark
+  size_t blank_ = 0;      // of held_, the white space
 };
 
 }  // namespace sluice
