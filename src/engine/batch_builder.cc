@@ -142,8 +142,7 @@ void BatchBuilder::build(Step& step, const BlockPool& blocks) const {
       const auto row = entry.sequence->table->row(g);
       int32_t* const table = to.tables[g] + size_t(s) * size_t(stride);
       if (blocks.tiered())
-        std::transform(row.begin(), row.end(), table,
-                       [&](BlockId id) { return id == kNoBlock ? kNoKvRef : blocks.ref(id); });
+        std::transform(row.begin(), row.end(), table, [&](BlockId id) { return blocks.ref(id); });
       else
         std::copy(row.begin(), row.end(), table);
       std::fill(table + row.size(), table + stride, kNoKvRef);

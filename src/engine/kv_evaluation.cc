@@ -108,12 +108,8 @@ class Reader {
     batch_.table_stride = table_.row_blocks();
     batch_.groups = layout_.groups();
     for (int g = 0; g < batch_.groups; ++g)
-      batch_.tables[g] = put(
-          [&](int i) {
-            const BlockId id = table_.row(g)[size_t(i)];
-            return id == kNoBlock ? kNoKvRef : blocks_->ref(id);
-          },
-          table_.row_blocks());
+      batch_.tables[g] =
+          put([&](int i) { return blocks_->ref(table_.row(g)[size_t(i)]); }, table_.row_blocks());
     CHECK(staged.size() <= array_elements_);
     backend_.copy_in(arrays_.data(), staged.data(), staged.size() * sizeof(int32_t));
   }

@@ -65,7 +65,7 @@ void BlockPool::become_empty(BlockId id) {
 }
 
 bool BlockPool::convert(BlockId id, KvTier tier, std::vector<BlockMove>& moves) {
-  CHECK(places_ && owners(id) > 0 && kv_units(tier) < kv_units(kv_tier(ref(id))));
+  CHECK(places_ && owners(id) > 0 && kv_units(tier) < units(id));
   // Two sequences that share it may both find it old enough, for different tiers.
   const auto goes_there = [&](const BlockMove& move) { return move.second == ref(id); };
   if (kv_tier(ref(id)) != KvTier::full && std::any_of(moves.begin(), moves.end(), goes_there)) return false;

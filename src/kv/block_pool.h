@@ -81,7 +81,11 @@ class BlockPool {
   bool evict();
 
   // Where a block that is not empty lies.
-  KvRef ref(BlockId block) const { return places_ ? places_->ref(block) : block; }
+  KvRef ref(BlockId block) const {  // kNoKvRef of kNoBlock
+    static_assert(kNoBlock == kNoKvRef);
+    return places_ && block != kNoBlock ? places_->ref(block) : block;
+  }
+  int units(BlockId block) const { return kv_units(kv_tier(ref(block))); }
   bool tiered() const { return places_ != nullptr; }
   // Converts a used block that is whole and has landed, by a move that is appended for the coming step; cached
   // blocks give way if they must. False: not in this step, since there is no place or it has just been moved by

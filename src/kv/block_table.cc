@@ -99,7 +99,7 @@ bool BlockTable::convert(BlockPool& pool, const KvTiering& tiering, int landed, 
       next = std::max({next, first_[size_t(g)], kFirstBlocks});
       for (; next < std::min(old, entries_); ++next) {
         const BlockId id = entries(g)[next];
-        if (kv_units(kv_tier(pool.ref(id))) <= kv_units(stage.tier)) continue;
+        if (pool.units(id) <= kv_units(stage.tier)) continue;
         if (int(moves.size() - before) == most || !pool.convert(id, stage.tier, moves)) return false;
       }
     }
@@ -166,7 +166,7 @@ int BlockTable::held_alone(const BlockPool& pool) const {
   for (int g = 0; g < int(windows_.size()); ++g) {
     for (int i = first_[size_t(g)]; i < entries_; ++i) {
       const BlockId id = row(g)[size_t(i)];
-      if (pool.owners(id) == 1) units += pool.tiered() ? kv_units(kv_tier(pool.ref(id))) : kSlotUnits;
+      if (pool.owners(id) == 1) units += pool.units(id);
     }
   }
   return units / kSlotUnits;

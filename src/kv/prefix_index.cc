@@ -103,8 +103,7 @@ int PrefixIndex::used_by_others(const PrefixMatch& match) const {
   int units = 0;
   for (int n = match.node; n >= 0; n = nodes_[size_t(n)].parent)
     for (int g = 0; g < groups(); ++g)
-      if (windows_[size_t(g)] == 0 && pool_.owners(block(n, g)) > 0)
-        units += pool_.tiered() ? kv_units(kv_tier(pool_.ref(block(n, g)))) : kSlotUnits;
+      if (windows_[size_t(g)] == 0 && pool_.owners(block(n, g)) > 0) units += pool_.units(block(n, g));
   return units / kSlotUnits;
 }
 

@@ -169,8 +169,7 @@ class Simulation {
     for (const PlanEntry& e : plan.entries)
       for (int g = 0; g < layout_.groups(); ++g) {
         auto& row = tables.emplace_back();
-        for (const BlockId b : e.sequence->table->row(g))
-          row.push_back(b == kNoBlock ? kNoKvRef : scheduler_->blocks().ref(b));
+        for (const BlockId b : e.sequence->table->row(g)) row.push_back(scheduler_->blocks().ref(b));
       }
     return tables;
   }
