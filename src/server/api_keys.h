@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/sha256.h"
 #include "server/http.h"
-#include "server/sha256.h"
 
 namespace sluice {
 

@@ -25,6 +25,15 @@ void Backend::move_blocks(const MoveBlocksArgs& a) {
   CHECK(a.batch.move_count == 0, "this backend keeps keys and values in one precision");
 }
 
+void Backend::copy_host(const HostCopiesArgs& a) {
+  for (const HostCopy& copy : a.copies) {
+    if (copy.to_host)
+      copy_out(copy.host, a.pool + copy.pool_offset, copy.bytes);
+    else
+      copy_in(a.pool + copy.pool_offset, copy.host, copy.bytes);
+  }
+}
+
 std::string others_on_card(const DeviceInfo& device) {
   if (device.memory_others < size_t{64} << 20) return {};
   return fmt::format("; {:.1f} GiB are used by other processes on this card", gib(device.memory_others));

@@ -27,6 +27,7 @@
 
 #include "base/result.h"
 #include "tensor/kv_tier.h"
+#include "tensor/sparse_decode.h"
 #include "tensor/tensor.h"
 
 namespace sluice {
@@ -44,7 +45,8 @@ struct KvGeometry {
   int kv_heads = 0;  // G
   int head_dim = 0;  // D
   DType dtype = DType::f16;
-  bool tiered = false;  // blocks of smaller tiers may lie in the pool: a slot then has room for their scales
+  bool tiered = false;    // blocks of smaller tiers may lie in the pool: a slot then has room for their scales
+  SparseDecode sparse{};  // where on, blocks have bounds of their keys, which attention chooses by
 };
 
 // The block pool's memory, and where one layer's share of each block lies.
@@ -89,6 +91,21 @@ struct MoveBlocksArgs {
   const KvGeometry& geometry;
   std::byte* pool;
   size_t block_bytes;  // of a slot
+};
+
+// A block between the pool and host memory (from alloc_host), byte for byte: its units of a slot, as it lies.
+struct HostCopy {
+  size_t pool_offset = 0;
+  std::byte* host = nullptr;
+  size_t bytes = 0;
+  bool to_host = false;
+};
+
+// Of copy_host.
+struct HostCopiesArgs {
+  int slot = 0;  // of the step in flight
+  std::byte* pool = nullptr;
+  std::span<const HostCopy> copies;
 };
 
 struct EmbedArgs {
@@ -261,8 +278,9 @@ struct Upload {
 
 // As the device's own clock saw a step.
 struct StepTimes {
-  int64_t busy_ns = 0;  // 0: the device keeps no clock of its own
-  int64_t idle_ns = 0;  // between the end of the step before and the start of this one
+  int64_t busy_ns = 0;       // 0: the device keeps no clock of its own
+  int64_t idle_ns = 0;       // between the end of the step before and the start of this one
+  int64_t host_copy_ns = 0;  // of copy_host; 0: none, or not known
 };
 
 // What a device of its own can do at most, measured on it.
@@ -322,6 +340,7 @@ class Backend {
   virtual DType activation_dtype() const = 0;
   virtual DType kv_dtype() const = 0;
   virtual bool has_kv_tier(KvTier tier) const { return tier == KvTier::full; }
+  virtual bool has_sparse_decode() const { return false; }
   virtual size_t kv_block_bytes(const KvGeometry& geometry) const = 0;  // of a slot
 
   // Packs rows of the sources, one after the other, into this backend's layout. `row_order` (per source, empty
@@ -349,6 +368,11 @@ class Backend {
                            std::span<const std::pair<int32_t, int32_t>> from_to) = 0;
   // batch.moves, in their order; a place that one of them fills may be read by a later one.
   virtual void move_blocks(const MoveBlocksArgs& a);
+  // Blocks to and from host memory, between open_step and submit_step of the slot, before its ops. None of them
+  // is written by this step's ops, moves or copies, and none that comes from the host is read by them: so a
+  // device makes them beside these, on a stream of its own, behind the end of the step before. The ops of the
+  // step after it wait for those that go to the host (they may write to such blocks), and step_done for all.
+  virtual void copy_host(const HostCopiesArgs& a);
   virtual void finish_step() = 0;  // returns once all work enqueued so far is done (CPU: at once)
 
   // -- Steps that overlap. `slot` (0, 1) names which of the two in flight; a slot is used again only after

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4), for keys that lie hashed in a file.
+// SHA-256 (FIPS 180-4): for keys that lie hashed in a file, and for what names a block of tokens on disk.
 #pragma once
 
 #include <array>
