@@ -182,13 +182,13 @@ std::vector<std::vector<int32_t>> through_the_engine(const std::string& folder, 
 // Every id that came out was the likeliest, or as good as, by the logits that one step over the whole text
 // gives.
 void expect_supported(TestRun& judge, int sequence, const std::vector<int32_t>& prompt,
-                      const std::vector<int32_t>& got) {
+                      const std::vector<int32_t>& got, double tolerance) {
   std::vector<int32_t> text = prompt;
   text.insert(text.end(), got.begin(), got.end() - 1);
   const auto logits = judge.step({{sequence, text, int(got.size())}});
   for (size_t k = 0; k < got.size(); k++) {
     const double best = logits[k][size_t(argmax(logits[k]))], chosen = logits[k][size_t(got[k])];
-    ASSERT_GE(chosen, best - kTolerance * largest(logits[k])) << "sequence " << sequence << ", token " << k;
+    ASSERT_GE(chosen, best - tolerance * largest(logits[k])) << "sequence " << sequence << ", token " << k;
   }
 }
 
@@ -197,6 +197,10 @@ void expect_supported(TestRun& judge, int sequence, const std::vector<int32_t>& 
 TEST_P(GpuModels, GreedyThroughTheEngine) {
   const nlohmann::json all = cases();
   constexpr size_t kCopies = 9;
+  // Where two experts are as good as equal, the order of sums decides which one a row goes to, and the whole
+  // row is another: in these random models by 0.06 of the largest logit.
+  const bool experts = std::string_view(GetParam()).find("moe") != std::string_view::npos;
+  const double tolerance = experts ? 4 * kTolerance : kTolerance;
   for (const bool graphs : {true, false}) {
     const auto ids = through_the_engine(folder(), all, kCopies, graphs);
     TestRun judge(folder(), open_device());
@@ -205,7 +209,7 @@ TEST_P(GpuModels, GreedyThroughTheEngine) {
       const auto& c = all[i % all.size()];
       const std::vector<int32_t> want = c.at("greedy_ids");
       ASSERT_EQ(ids[i].size(), want.size());
-      expect_supported(judge, int(i), c.at("prompt_ids"), ids[i]);
+      expect_supported(judge, int(i), c.at("prompt_ids"), ids[i], tolerance);
       // The first choice that is too close to call ends the comparison: the texts may part there.
       const double close = 2 * kTolerance * largest(c.at("last_logits").get<std::vector<float>>());
       for (size_t k = 0; k < want.size() && double(c.at("greedy_margin").at(k)) > close; k++, compared++)
@@ -219,7 +223,8 @@ TEST_P(GpuModels, GreedyThroughTheEngine) {
 
 INSTANTIATE_TEST_SUITE_P(Tiny, GpuModels,
                          testing::Values("llama-tied", "llama-untied-llama3rope", "mistral-window",
-                                         "qwen2-bias-tied", "qwen3-qknorm", "gemma3-local-global"),
+                                         "qwen2-bias-tied", "qwen3-qknorm", "gemma3-local-global",
+                                         "mixtral-moe", "qwen3moe"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

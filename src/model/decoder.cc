@@ -28,7 +28,7 @@ Decoder::Decoder(const ModelSpec& spec, const LayerGroups& groups, const Weights
                              Wish{&attended_, t, q, a},
                              Wish{&gate_up_, rows, 2 * int64_t(spec.ffn), a},
                              Wish{&gated_, rows, spec.ffn, a},
-                             Wish{&router_, spec.experts > 0 ? t : 0, spec.experts, a},
+                             Wish{&router_, spec.experts > 0 ? t : 0, spec.experts, DType::f32},
                              Wish{&gathered_, spec.experts > 0 ? rows : 0, spec.hidden, a},
                              Wish{&routing_, spec.experts > 0 ? t : 0, 4 * k, DType::i32},
                              Wish{&picked_, t, q, a},

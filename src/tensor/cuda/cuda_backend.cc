@@ -20,6 +20,7 @@
 #include "tensor/cuda/device/cuda_check.h"
 #include "tensor/cuda/device/nvml.h"
 #include "tensor/cuda/device/rates.h"
+#include "tensor/cuda/experts/experts.h"
 #include "tensor/cuda/kv_layout.h"
 #include "tensor/cuda/linear/linear.h"
 #include "tensor/cuda/load/weight_loader.h"
@@ -64,6 +65,7 @@ class CudaBackend final : public Backend {
   void rope_store_kv(const RopeStoreArgs& a) override { cuda::rope_store_kv(context_, a); }
   void attention(const AttentionArgs& a) override { attention_->run(a); }
   void act_mul(const ActMulArgs& a) override { cuda::act_mul(context_, a); }
+  void experts(const ExpertsArgs& a) override { experts_->run(a); }
   void gather_rows(const Tensor& x, const int32_t* index, const Tensor& out) override {
     cuda::gather_rows(context_, x, index, out);
   }
@@ -112,6 +114,7 @@ class CudaBackend final : public Backend {
 
   std::unique_ptr<Linear> linear_;
   std::unique_ptr<Attention> attention_ = make_attention();
+  std::unique_ptr<Experts> experts_;
   std::unique_ptr<Sampler> sampler_ = make_sampler();
   std::unique_ptr<WeightLoader> loader_;
 };
@@ -131,6 +134,9 @@ Status CudaBackend::open() {
   auto linear = make_linear(context_, *this);
   if (!linear) return std::move(linear).error();
   linear_ = std::move(*linear);
+  auto experts = make_experts(context_, *this);
+  if (!experts) return std::move(experts).error();
+  experts_ = std::move(*experts);
   loader_ = make_weight_loader(context_, *this);
   return {};
 }
@@ -144,6 +150,7 @@ CudaBackend::~CudaBackend() {
   loader_.reset();
   sampler_.reset();
   attention_.reset();
+  experts_.reset();
   linear_.reset();
   for (cudaEvent_t e : staged_) cudaEventDestroy(e);
   for (Marks& m : marks_) cudaEventDestroy(m.started), cudaEventDestroy(m.ended);

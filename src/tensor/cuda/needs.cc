@@ -37,7 +37,6 @@ Status check_settings(const DeviceNeeds& n) {
 
 Status check_needs(const DeviceNeeds& n) {
   if (Status settings = check_settings(n); !settings) return settings;
-  if (n.experts > 0) return refuse("mixtures of experts run on the CPU only so far");
   if (n.kv_heads <= 0 || n.heads % n.kv_heads != 0 || n.heads / n.kv_heads > kMostGroup)
     return refuse(
         fmt::format("the CUDA kernels are made for at most {} query heads per key/value head; this "

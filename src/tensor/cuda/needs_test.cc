@@ -39,7 +39,6 @@ TEST(Needs, WhatThereAreNoneForIsNamed) {
       {"engine.max_sequences", "1024", [](DeviceNeeds& n) { n.max_sequences = 1025; }},
       {"engine.step_tokens", "65535", [](DeviceNeeds& n) { n.step_tokens = 65536; }},
       {"engine.block_tokens", "16, 32 or 64", [](DeviceNeeds& n) { n.block_tokens = 8; }},
-      {"", "mixtures of experts", [](DeviceNeeds& n) { n.experts = 8; }},
       {"", "192", [](DeviceNeeds& n) { n.head_dim = 192; }},
       {"", "17 for 1", [](DeviceNeeds& n) { n.heads = 17, n.kv_heads = 1; }},
       {"", "16384 hidden", [](DeviceNeeds& n) { n.hidden = 16392; }},
