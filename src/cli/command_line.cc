@@ -10,6 +10,7 @@
 #include <deque>
 #include <utility>
 
+#include "cli/otel_environment.h"
 #include "engine/batching_settings.h"
 #include "engine/kv_size.h"
 #include "model/dummy_checkpoint.h"
@@ -417,6 +418,11 @@ Status Parser::settle() {
   if (!config_file_.empty())
     if (Status status = load_config_file(config, config_file_); !status) return status;
   if (const char* key = std::getenv("SLUICE_API_KEY"); key && *key) config.server.api_keys.emplace_back(key);
+  if (line_.command == Command::serve)
+    if (Status status = take_otel_environment(
+            config.server.tracing, [](const char* name) -> const char* { return std::getenv(name); });
+        !status)
+      return status;
   for (const std::string& setting : settings_) {
     const size_t equals = setting.find('=');
     if (equals == std::string::npos)

@@ -32,9 +32,10 @@ struct Key {
   const char* room;  // whose setting it is
   const char* unit;  // "ms", "bytes", "tokens", or ""
   KeySlot (*slot)(Config&);
-  int64_t min, max;     // of numbers; a double is above min
-  const char* choices;  // of texts: "a|b|c"; empty: any
-  const char* help;     // one sentence
+  int64_t min, max;       // of numbers; a double is above min
+  const char* choices;    // of texts: "a|b|c"; empty: any
+  const char* help;       // one sentence
+  bool from_min = false;  // a double may be min itself
 };
 
 std::span<const Key> config_keys();

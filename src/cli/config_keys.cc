@@ -183,6 +183,29 @@ const Key kKeys[] = {
      "empty: "
      "none."},
 
+    {"tracing.endpoint", "observe", "", SLOT(server.tracing.endpoint), 0, 0, "",
+     "OTLP/HTTP port of an OpenTelemetry collector, http://HOST[:PORT][/PATH], that gets the traces of "
+     "requests; the "
+     "port is 4318 and the path /v1/traces where none is given. Empty: no traces."},
+    {"tracing.sample_ratio", "observe", "", SLOT(server.tracing.sample_ratio), 0, 1, "",
+     "Share of requests that leave a trace, where the caller's traceparent has not decided it. Errors and slow "
+     "requests always leave one.",
+     true},
+    {"tracing.slow_ms", "observe", "ms", SLOT(server.tracing.slow_ms), 0, kMaxInt, "",
+     "A request that takes longer always leaves a trace; 0: none does for that."},
+    {"tracing.service_name", "observe", "", SLOT(server.tracing.service_name), 0, 0, "",
+     "The resource attribute service.name."},
+    {"tracing.resource_attributes", "observe", "", SLOT(server.tracing.resource_attributes), 0, 0, "",
+     "More resource attributes, each as \"KEY=VALUE\"."},
+    {"tracing.headers", "observe", "", SLOT(server.tracing.headers), 0, 0, "",
+     "HTTP headers of each export, each as \"NAME=VALUE\"."},
+    {"tracing.queue_requests", "observe", "requests", SLOT(server.tracing.queue_requests), 1, 1 << 20, "",
+     "Finished requests that may wait for their export; what comes on top is dropped and counted."},
+    {"tracing.export_interval_ms", "observe", "ms", SLOT(server.tracing.export_interval_ms), 1, 3600000, "",
+     "How long a finished request waits for others to be exported with."},
+    {"tracing.export_timeout_ms", "observe", "ms", SLOT(server.tracing.export_timeout_ms), 1, 3600000, "",
+     "After which an export that has not been answered counts as failed."},
+
     {"log.level", "cli", "", SLOT(log_level), 0, 0, "debug|info|warn|error|off",
      "Least important line that is written to stderr."},
     {"log.json", "cli", "", SLOT(log_json), 0, 0, "", "Log lines as JSON objects."},
@@ -255,9 +278,11 @@ Status set_slot(const Key&, std::vector<std::string>* slot, const std::string& t
 Status set_slot(const Key& key, double* slot, const std::string& text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !(value > double(key.min)) ||
-      value > double(key.max))
-    return expected(fmt::format("a number above {} and at most {}", key.min, key.max), text);
+  if (error != std::errc() || end != text.data() + text.size() || !(value >= double(key.min)) ||
+      value > double(key.max) || (value == double(key.min) && !key.from_min))
+    return expected(key.from_min ? fmt::format("a number from {} to {}", key.min, key.max)
+                                 : fmt::format("a number above {} and at most {}", key.min, key.max),
+                    text);
   *slot = value;
   return {};
 }
@@ -268,7 +293,10 @@ std::string quoted(const std::string& text) {
   return out;
 }
 
-bool is_secret(const Key& key) { return std::string_view(key.name) == "server.api_keys"; }
+bool is_secret(const Key& key) {
+  const std::string_view name = key.name;
+  return name == "server.api_keys" || name == "tracing.headers";
+}
 
 std::string shown(const bool* v) { return *v ? "true" : "false"; }
 std::string shown(const int* v) { return fmt::format("{}", *v); }
@@ -299,7 +327,7 @@ std::string schema_leaf(const Key& key, const KeySlot& slot) {
     if (key.max != kNoLimit && key.max != kMaxInt) out.key("maximum").integer(key.max);
   }
   if (std::holds_alternative<double*>(slot))
-    out.key("exclusiveMinimum").integer(key.min).key("maximum").integer(key.max);
+    out.key(key.from_min ? "minimum" : "exclusiveMinimum").integer(key.min).key("maximum").integer(key.max);
   if (slot.index() == 4) out.key("items").raw(R"({"type":"string"})");
   if (*key.choices) {
     out.key("enum").begin_array();

@@ -40,6 +40,7 @@ void RequestLog::finish(const RunningRequest* running, RequestAccount account, T
   for (size_t i = 0; i < size_t(kSpans); ++i) span_time_[i]->add(uint64_t(account.spans().ns[i]));
   Kept kept{std::make_shared<const RequestAccount>(std::move(account)),
             std::make_shared<const TokenLists>(std::move(tokens))};
+  if (listener_) listener_(kept.account);
   const size_t held = count(*kept.tokens);
   std::vector<Kept> dropped;  // freed after the lock
   std::shared_ptr<const RunningRequest> done;
@@ -63,6 +64,10 @@ void RequestLog::finish(const RunningRequest* running, RequestAccount account, T
     tokens_ -= std::exchange(tokens_held_[i], 0);
     dropped.push_back({nullptr, std::move(kept_[i].tokens)});
   }
+}
+
+void RequestLog::refuse(RequestAccount account) const {
+  if (listener_) listener_(std::make_shared<const RequestAccount>(std::move(account)));
 }
 
 std::optional<RequestLog::Kept> RequestLog::find(std::string_view id, uint32_t tenant) const {

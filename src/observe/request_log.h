@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,6 +16,7 @@
 
 #include "base/meter.h"
 #include "engine/engine.h"
+#include "observe/trace_context.h"
 
 namespace sluice {
 
@@ -33,18 +35,34 @@ struct ChoiceAccount {
   int preemptions = 0;
   int steps = 0;
   const char* finish_reason = "";  // stop, length, or why the request ended: RequestAccount::ended
+  TimeNs submitted = 0;            // to the engine
+  TimeNs first_token = 0;          // 0: it has none
+  TimeNs engine_end = 0;           // the engine's last word on it
 };
 
-// One HTTP request that the engine took.
+// Of what was asked, what traces show. Below 0: not told.
+struct AskedFor {
+  int max_tokens = -1;
+  float temperature = -1;
+  float top_p = -1;
+};
+
+// One HTTP request that the engine took; one that it did not take has no choices and is told to no one but
+// RequestLog::listen's function.
 struct RequestAccount {
   std::string request_id;  // x-request-id
   std::string answer_id;   // chatcmpl-…, cmpl-…
   std::string model;
+  std::string_view route;  // "/v1/chat/completions"; lives for the process
+  AskedFor asked;
+  TraceContext trace;  // false: it has none
   Lane lane = Lane::standard;
   uint32_t tenant = 0;
   double started_at = 0;  // Unix seconds
   TimeNs began = 0;       // its first byte was read
+  TimeNs opened = 0;      // its answer's first byte was made; 0: there was none
   TimeNs finished = 0;    // its answer's last byte was handed to the socket
+  int status = 0;         // of HTTP; 0: no answer was begun
   int prompt_tokens = 0;
   const char* ended = "";  // completed, deadline, client_disconnect, write_timeout, shutdown, engine
   std::vector<ChoiceAccount> choices;
@@ -84,9 +102,15 @@ class RequestLog {
 
   RequestLog();
 
+  // Hears of every account as it is finished, on the thread that finishes it. Before the first begin().
+  using Listener = std::function<void(const std::shared_ptr<const RequestAccount>&)>;
+  void listen(Listener listener) { listener_ = std::move(listener); }
+
   void begin(std::shared_ptr<const RunningRequest> request);
   // `running` is what begin() was given. Adds the spans to the meters.
   void finish(const RunningRequest* running, RequestAccount account, TokenLists tokens);
+  // Of a request that the engine did not take.
+  void refuse(RequestAccount account) const;
 
   // A finished request. `tokens` null: they gave way to those of newer requests.
   struct Kept {
@@ -101,6 +125,7 @@ class RequestLog {
 
  private:
   std::array<Counter*, kSpans> span_time_{};
+  Listener listener_;
   mutable std::mutex mutex_;
   // Guarded by mutex_, which is held for moving pointers only.
   std::deque<Kept> kept_;           // oldest first

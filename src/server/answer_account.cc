@@ -4,6 +4,23 @@
 #include <chrono>
 
 namespace sluice {
+namespace {
+
+// Unix seconds of a moment of the monotonic clock.
+double unix_seconds(TimeNs at) {
+  const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  return now - seconds(now_ns() - at);
+}
+
+}  // namespace
+
+RequestAccount refused_at(RequestAccount head, TimeNs first_byte, TimeNs now) {
+  head.began = first_byte;
+  head.finished = head.opened = now;
+  head.started_at = unix_seconds(first_byte);
+  head.ended = "refused";
+  return head;
+}
 
 AnswerAccount::~AnswerAccount() {
   if (!running_) return;
@@ -16,8 +33,7 @@ void AnswerAccount::open(std::shared_ptr<RequestLog> log, RequestAccount head, c
   head_ = std::move(head);
   arrival_ = arrival;
   head_.began = arrival.first_byte;
-  const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-  head_.started_at = now - seconds(now_ns() - arrival.first_byte);
+  head_.started_at = unix_seconds(arrival.first_byte);
 }
 
 void AnswerAccount::add_choice(std::shared_ptr<const RequestProgress> progress) {
@@ -56,6 +72,7 @@ void AnswerAccount::token(size_t index, const TokenEvent& event) {
   if (!log_ || event.id < 0) return;
   Choice& choice = choices_[index];
   const TimeNs before = std::exchange(choice.last_token, event.time);
+  if (!before) choice.first_token = event.time;
   ++choice.generated;
   if (tokens_kept_ == RequestLog::kTokensOfRequest) return;
   ++tokens_kept_;
@@ -68,6 +85,12 @@ void AnswerAccount::choice_ended(size_t index, const char* finish_reason, TimeNs
   choice.reading = choice.progress->spans.read(now);
   choice.ended = true;
   choice.finish_reason = finish_reason;
+}
+
+void AnswerAccount::opened(int status, TimeNs now) {
+  if (head_.opened) return;
+  head_.opened = now;
+  head_.status = status;
 }
 
 void AnswerAccount::block(TimeNs now) {
@@ -116,6 +139,9 @@ void AnswerAccount::close(TimeNs now) {
     account.spans[Span::other_choices] = engine_end - readings[k].until();
     account.spans[Span::format] = made - engine_end - blocked;
     account.spans[Span::write] = head_.finished - made + blocked;
+    account.submitted = readings[k].began;
+    account.first_token = choice.first_token;
+    account.engine_end = readings[k].until();
     account.generated = choice.generated;
     account.cached_tokens = progress.cached_tokens.load(std::memory_order_relaxed);
     account.preemptions = progress.preemptions.load(std::memory_order_relaxed);

@@ -23,6 +23,9 @@ struct ArrivalTimes {
   TimeNs parsed = 0;         // when JSON had become values; 0: not told, and part of `tokenize`
 };
 
+// The account of a request that was answered without the engine, now. `head.status` is set.
+RequestAccount refused_at(RequestAccount head, TimeNs first_byte, TimeNs now = now_ns());
+
 class AnswerAccount {
  public:
   AnswerAccount() = default;
@@ -39,6 +42,8 @@ class AnswerAccount {
   // By its own account: a stop string ends it before the engine hears of it. `finish_reason` null: the
   // request's.
   void choice_ended(size_t choice, const char* finish_reason, TimeNs now = now_ns());
+  // The answer's first byte is made, with this status. Only the first word counts.
+  void opened(int status, TimeNs now = now_ns());
   // The client does not take what there is for it; it does again.
   void block(TimeNs now = now_ns());
   void unblock(TimeNs now = now_ns());
@@ -55,7 +60,7 @@ class AnswerAccount {
     bool ended = false;
     const char* finish_reason = nullptr;
     int generated = 0;
-    TimeNs last_token = 0;
+    TimeNs first_token = 0, last_token = 0;
   };
   SpanTimes before(const SpanClock::Reading& reading) const;
   SpanClock::Reading reading_of(const Choice& choice, TimeNs now) const;

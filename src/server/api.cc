@@ -111,6 +111,8 @@ GenerationPlan plan_of(const ApiCall& call, GenerationOptions options, std::stri
   plan.lane = options.lane.value_or(call.lane);
   plan.tenant = call.tenant;
   plan.arrival = call.arrival;
+  plan.route = call.route;
+  plan.trace = call.trace;
   plan.log = call.log;
   plan.sampling = sampling_of(options, call.model.defaults(), call.model.engine().info().spec.vocab);
   static thread_local std::mt19937_64 random{std::random_device{}()};

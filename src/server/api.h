@@ -30,6 +30,8 @@ struct ApiCall {
   Lane lane = Lane::standard;  // of X-Priority; the body's own word counts more
   uint32_t tenant = 0;         // GenerationPlan::tenant
   ArrivalTimes arrival = {};
+  std::string_view route = {};
+  TraceContext trace = {};
   std::shared_ptr<RequestLog> log = nullptr;
   ResponseStore* responses = nullptr;
 };

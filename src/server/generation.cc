@@ -83,7 +83,7 @@ void Generation::start(std::shared_ptr<HttpExchange> exchange, ServedModel& mode
     self->account_.drop();
     self->cancel_all();
     if (status.error().code == ErrorCode::kResourceExhausted) meters().rejected.add();
-    self->respond_error(api_error(status.error()));
+    self->refuse(api_error(status.error()));
     return;
   }
   meters().started.add();
@@ -95,6 +95,11 @@ RequestAccount Generation::account_head() const {
   head.request_id = plan_.request_id;
   head.answer_id = plan_.id;
   head.model = plan_.model;
+  head.route = plan_.route;
+  head.trace = plan_.trace;
+  if (plan_.pooling == Pooling::none) {
+    head.asked = {plan_.options.max_tokens.value_or(-1), plan_.sampling.temperature, plan_.sampling.top_p};
+  }
   head.lane = plan_.lane;
   head.tenant = plan_.tenant;
   for (const Prompt& prompt : plan_.prompts) head.prompt_tokens += int(prompt.ids.size());
@@ -207,6 +212,7 @@ bool Generation::pump_choice(Running& running) {
 void Generation::open_stream() {
   if (stream_open_) return;
   stream_open_ = true;
+  account_.opened(200);
   HttpResponse head;
   head.content_type = "text/event-stream; charset=utf-8";
   head.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
@@ -226,6 +232,7 @@ void Generation::finish_answer() {
     exchange_->end(true);
     return;
   }
+  account_.opened(200);
   HttpResponse response;
   format_->begin_whole(response.body);
   for (Running& running : running_) {
@@ -248,7 +255,10 @@ void Generation::fail(const ApiError& error, const char* reason) {
     meters().failed.add();
   log_end(reason);
   account_.answered(reason);
-  if (!stream_open_ && frames_.empty()) return respond_error(error);
+  if (!stream_open_ && frames_.empty()) {
+    respond_error(error);
+    return;
+  }
   // Other choices' text of this round is still theirs.
   open_stream();
   format_->stream_error(frames_, error, plan_.request_id);
@@ -257,10 +267,20 @@ void Generation::fail(const ApiError& error, const char* reason) {
   exchange_->end(false);
 }
 
-void Generation::respond_error(const ApiError& error) {
+int Generation::respond_error(const ApiError& error) {
   HttpResponse response = error_response(error);
+  const int status = response.status;
+  account_.opened(status);
   style_error(response, format_->error_style(), plan_.request_id);
   exchange_->respond(std::move(response));
+  return status;
+}
+
+// The engine did not take it: no account, but a trace.
+void Generation::refuse(const ApiError& error) {
+  RequestAccount head = account_head();
+  head.status = respond_error(error);
+  if (plan_.log && head.trace) plan_.log->refuse(refused_at(std::move(head), plan_.arrival.first_byte));
 }
 
 void Generation::on_gone(const char* why) {

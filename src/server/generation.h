@@ -49,6 +49,8 @@ struct GenerationPlan {
   Lane lane = Lane::standard;
   uint32_t tenant = 0;  // place of the client's key among those configured, from 1; 0: none was needed
   ArrivalTimes arrival;
+  std::string_view route;           // of the API, as the router has it
+  TraceContext trace;               // false: it has none
   std::shared_ptr<RequestLog> log;  // where its account goes; null: nowhere
 };
 
@@ -127,7 +129,8 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
   void open_stream();
   void finish_answer();
   void fail(const ApiError& error, const char* reason);
-  void respond_error(const ApiError& error);
+  int respond_error(const ApiError& error);  // the status
+  void refuse(const ApiError& error);
   void cancel_all();
   Usage usage() const;
   Timings timings(const Running& running) const;

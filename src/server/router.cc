@@ -94,6 +94,15 @@ bool matches(std::string_view path, std::string_view pattern) {
          path.size() > pattern.size();
 }
 
+// All headers of a name as one, as the standard has it for tracestate; two traceparents make none that is
+// valid.
+std::string joined(const HttpRequest& request, std::string_view name) {
+  std::string out;
+  for (const auto& [key, value] : request.headers)
+    if (equal_ignoring_case(key, name)) out += (out.empty() ? "" : ",") + value;
+  return out;
+}
+
 }  // namespace
 
 std::string clean_request_id(std::string_view header) {
@@ -106,14 +115,16 @@ std::string clean_request_id(std::string_view header) {
   return out;
 }
 
-Router::Router(const ServerConfig& config, ApiKeys keys)
+Router::Router(const ServerConfig& config, ApiKeys keys, std::unique_ptr<Tracer> tracer)
     : config_(config),
       keys_(std::move(keys)),
       cors_(config.cors_origins),
       responses_(config.response_store_bytes),
+      tracer_(std::move(tracer)),
       pool_(config.text_threads, limits::kTextQueue),
       grammar_pool_(limits::kGrammarThreads, limits::kGrammarQueue),
       started_(std::time(nullptr)) {
+  log_->listen([tracer = tracer_](const auto& account) { tracer->finish(account); });
   // All series stand at zero from the first scrape on.
   for (const Route& route : routes()) route_requests_.push_back(&requests_counter(route.path));
   route_requests_.push_back(&requests_counter("other"));
@@ -155,6 +166,16 @@ void Router::turn_ended() {
 
 void Router::respond(const std::shared_ptr<HttpExchange>& exchange, HttpResponse response,
                      const Caller& caller) {
+  if (caller.trace && response.status >= 400) {
+    RequestAccount head;
+    head.request_id = caller.id;
+    head.route = caller.route;
+    head.model = std::string(model_name());
+    head.tenant = caller.tenant;
+    head.trace = caller.trace;
+    head.status = response.status;
+    log_->refuse(refused_at(std::move(head), caller.began));
+  }
   style_error(response, caller.style, caller.id);
   exchange->respond(std::move(response));
 }
@@ -173,6 +194,7 @@ void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExcha
   }
   route_requests_[found ? size_t(found - routes().data()) : routes().size()]->add();
   if (found == nullptr) return answer_unrouted(request, allow, exchange, caller);
+  if (found->prepare != nullptr) begin_trace(*found, request, *exchange, caller);
   if (ApiFailure failure = check_single_headers(request))
     return respond(exchange, error_response(*failure), caller);
   if (!keys_.empty()) caller.tenant = uint32_t(keys_.find(request));
@@ -191,10 +213,23 @@ void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExcha
   call.tenant = caller.tenant;
   call.arrival = {.first_byte = request.began, .last_byte = request.received};
   call.log = log_;
+  call.route = caller.route;
+  call.trace = caller.trace;
   call.responses = config_.response_store_bytes > 0 ? &responses_ : nullptr;
   if (ApiFailure failure = read_headers(request, call))
     return respond(exchange, error_response(*failure), caller);
   run_model_route(*found, request, exchange, std::move(call), caller);
+}
+
+// The answer says which trace it belongs to, and which span of it this server is.
+void Router::begin_trace(const Route& route, const HttpRequest& request, HttpExchange& exchange,
+                         Caller& caller) {
+  caller.trace = tracer_->begin(joined(request, "traceparent"), joined(request, "tracestate"));
+  if (!caller.trace) return;
+  caller.route = route.path;
+  caller.began = request.began;
+  exchange.add_header("Traceparent", traceparent_of(caller.trace));
+  if (!caller.trace.state.empty()) exchange.add_header("Tracestate", caller.trace.state);
 }
 
 // Which of two counts differs between this server and a proxy before it.

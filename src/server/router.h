@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "observe/tracer.h"
 #include "server/api.h"
 #include "server/api_keys.h"
 #include "server/cors.h"
@@ -20,7 +21,7 @@ namespace sluice {
 
 class Router final : public HttpHandler {
  public:
-  Router(const ServerConfig& config, ApiKeys keys);
+  Router(const ServerConfig& config, ApiKeys keys, std::unique_ptr<Tracer> tracer);
 
   // Network threads.
   void handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override;
@@ -36,6 +37,8 @@ class Router final : public HttpHandler {
   void set_live_limits(int seats, LiveFeed::PeakMeasure measure) {
     live_.set_limits(seats, std::move(measure));
   }
+  // Of all answers: nothing is finished after it.
+  void stop_traces() { tracer_->stop(); }
   // Ends the pools; jobs that wait still run.
   void stop_text() {
     pool_.stop();
@@ -50,14 +53,18 @@ class Router final : public HttpHandler {
     std::string id;  // of the request
     ErrorStyle style = ErrorStyle::openai;
     uint32_t tenant = 0;  // whose key it is: its place in ApiKeys, from 1; 0: keys are not asked for
+    // Of a request for generated text, else empty.
+    TraceContext trace = {};
+    std::string_view route = {};
+    TimeNs began = 0;
   };
   static std::span<const Route> routes();
 
   void route_request(HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange, Caller& caller);
   void answer_unrouted(const HttpRequest& request, const std::string& allow,
                        const std::shared_ptr<HttpExchange>& exchange, const Caller& caller);
-  static void respond(const std::shared_ptr<HttpExchange>& exchange, HttpResponse response,
-                      const Caller& caller);
+  void begin_trace(const Route& route, const HttpRequest& request, HttpExchange& exchange, Caller& caller);
+  void respond(const std::shared_ptr<HttpExchange>& exchange, HttpResponse response, const Caller& caller);
   HttpResponse not_ready() const;
   void run_model_route(const Route& route, HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange,
                        ApiCall call, const Caller& caller);
@@ -88,6 +95,7 @@ class Router final : public HttpHandler {
   const ApiKeys keys_;
   const Cors cors_;
   ResponseStore responses_;
+  const std::shared_ptr<Tracer> tracer_;  // log_ holds it too
   TextPool pool_;
   const std::shared_ptr<RequestLog> log_ = std::make_shared<RequestLog>();  // answers under way hold it too
   LiveFeed live_;

@@ -12,7 +12,8 @@ namespace {
 
 class ServerImpl final : public Server {
  public:
-  ServerImpl(const ServerConfig& config, ApiKeys keys) : router_(config, std::move(keys)) {}
+  ServerImpl(const ServerConfig& config, ApiKeys keys, std::unique_ptr<Tracer> tracer)
+      : router_(config, std::move(keys), std::move(tracer)) {}
   ~ServerImpl() override { drain(now_ns()); }
 
   Status open(const ServerConfig& config) {
@@ -42,6 +43,7 @@ class ServerImpl final : public Server {
     }
     router_.stop_text();
     network_->stop();
+    router_.stop_traces();
   }
 
  private:
@@ -64,7 +66,9 @@ Result<std::unique_ptr<Server>> Server::start(const ServerConfig& config) {
   if (!keys.ok()) return keys.error();
   if (keys->any_plain())
     LOG(warn, "an API key is configured as it is; write \"NAME=sha256:\" and its SHA-256 instead");
-  auto server = std::make_unique<ServerImpl>(config, std::move(keys).value());
+  auto tracer = Tracer::create(config.tracing);
+  if (!tracer.ok()) return tracer.error();
+  auto server = std::make_unique<ServerImpl>(config, std::move(keys).value(), std::move(tracer).value());
   if (Status status = server->open(config); !status.ok()) return std::move(status).error();
   return std::unique_ptr<Server>(std::move(server));
 }

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/result.h"
+#include "observe/tracing_settings.h"
 
 namespace sluice {
 
@@ -43,6 +44,7 @@ struct ServerConfig {
   int max_n = 128;
   int max_prompts = 256;      // prompts of one completions request
   int max_completions = 256;  // prompts x n of one request
+  TracingSettings tracing;
 };
 
 class Server {
