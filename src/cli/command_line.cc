@@ -58,6 +58,7 @@ class Parser {
   void add_run_and_chat();
   void add_inspect();
   void add_eval();
+  void add_quantize();
   void add_bench();
   void add_simulate(CLI::App& bench);
   Status settle();  // sluice.yaml, environment, flags, in this order
@@ -89,6 +90,7 @@ Parser::Parser() {
   add_run_and_chat();
   add_inspect();
   add_eval();
+  add_quantize();
   add_bench();
 }
 
@@ -262,6 +264,66 @@ void Parser::add_eval() {
   app->add_option("--max-tokens", e.max_tokens, "Of the text, so many; 0: all")->check(CLI::Range(0, 1 << 30));
   app->add_flag("--json", e.json, "One JSON object instead of a table");
   add_model_flags(app);
+}
+
+void Parser::add_quantize() {
+  QuantizeOptions& q = line_.quantize;
+  quantize::Settings& s = q.settings;
+  CLI::App* app = command(
+      app_, "quantize", Command::quantize, "Make a smaller model of a model",
+      "  sluice quantize ./SmolLM2-135M -o SmolLM2-awq --method awq --calibration texts.jsonl\n"
+      "  sluice quantize models/gemma-3-270m-q4_k_m.gguf -o gemma-rtn --method rtn --targets mlp\n"
+      "  sluice quantize MODEL -o MODEL-int8 --method int8 --calibration texts.txt --observer percentile:99.9\n"
+      "  sluice quantize MODEL -o MODEL-fp8 --method fp8 --block 128\n"
+      "  sluice quantize model.gguf -o model-q4.gguf --method awq --calibration texts.txt --samples 64\n");
+  add_model(app, true);
+  app->add_option("-o,--output", q.out, "A folder to make, or a file that ends in .gguf")->required();
+  app->add_option("--method", q.method,
+                  "awq: 4 bits by activations; gptq: 4 or 8 bits, errors made good; int8: smoothed, for 8-bit "
+                  "activations; fp8: 8-bit floats; rtn: rounding alone")
+      ->check(CLI::IsMember({"awq", "gptq", "int8", "fp8", "rtn"}))
+      ->capture_default_str();
+  app->add_option("--bits", s.bits, "4 or 8; default: 4 with awq, gptq and rtn, else 8")
+      ->check(CLI::IsMember({4, 8}));
+  app->add_option(
+         "--group-size", s.group,
+         "Columns per scale at most; halved until it divides every matrix's columns, down to 32. GGUF has 32")
+      ->capture_default_str();
+  app->add_option("--block", s.block, "fp8: a scale per 128 x 128 block; default: per output")
+      ->check(CLI::IsMember({128}));
+  app->add_option("--targets", q.targets,
+                  "mlp: feed-forward only; all: attention too. Never embedding and head")
+      ->check(CLI::IsMember({"mlp", "all"}))
+      ->capture_default_str();
+  app->add_option("--layout", s.layout,
+                  "Default: the one that the method is published in; gguf if -o ends in .gguf")
+      ->check(CLI::IsMember({"awq", "gptq", "compressed-tensors", "fp8", "gguf"}));
+  app->add_option("--calibration", q.calibration,
+                  "A text, or JSON lines of {\"text\", \"kind\"}: awq, gptq and int8 measure activations on it")
+      ->type_name("FILE");
+  app->add_option("--eval-data", q.eval_data, "Refuse if calibration shares a passage with this text")
+      ->type_name("FILE");
+  app->add_option("--samples", q.samples, "Drawn from the calibration text by length and kind")
+      ->check(CLI::Range(8, 1 << 20))
+      ->capture_default_str();
+  app->add_option("--sample-tokens", q.sample_tokens, "Of a sample, at most")
+      ->check(CLI::Range(16, 1 << 16))
+      ->capture_default_str();
+  app->add_option("--observer", q.observer,
+                  "Range of a channel's activations: minmax, moving-average or percentile[:P]")
+      ->capture_default_str();
+  app->add_option("--smoothing", s.smoothing,
+                  "int8: the share of the activations' spread that weights take over")
+      ->check(real_between(0, 1))
+      ->capture_default_str();
+  app->add_option("--damping", s.damping, "gptq: of the mean diagonal of the inputs' second moments")
+      ->check(real_between(1e-6, 10))
+      ->capture_default_str();
+  app->add_flag("--clip,!--no-clip", s.clip, "awq: narrow the groups' ranges where that helps (default)");
+  app->add_option("--seed", q.seed, "Of drawing samples")->capture_default_str();
+  add_key(app, "--threads", "cpu.threads");
+  add_key(app, "--instruction-set", "cpu.instruction_set");
+  add_key(app, "--log-level", "log.level");
 }
 
 void Parser::add_bench() {

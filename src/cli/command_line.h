@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/config.h"
+#include "quantize/plan.h"
 
 namespace sluice::cli {
 
@@ -47,6 +48,18 @@ struct EvalOptions {
   int window_tokens = 4096;             // contexts that the text is cut into
   int max_tokens = 0;                   // of the text; 0: all
   bool json = false;
+};
+
+// How is a matter of the quantize room; this is what was typed.
+struct QuantizeOptions {
+  std::string out;
+  quantize::Settings settings;
+  std::string method = "awq", targets = "all", observer = "minmax";
+  std::string calibration;  // a text or JSONL file
+  std::string eval_data;    // a text that calibration may not share passages with
+  int samples = 512;
+  int sample_tokens = 512;
+  uint64_t seed = 1;
 };
 
 struct BenchEngineOptions {
@@ -91,7 +104,7 @@ struct BenchSimulateOptions {
   bool json = false;
 };
 
-enum class Command { serve, run, chat, eval, inspect, bench_engine, bench_serve, bench_simulate };
+enum class Command { serve, run, chat, eval, quantize, inspect, bench_engine, bench_serve, bench_simulate };
 
 struct CommandLine {
   Command command = Command::serve;
@@ -100,6 +113,7 @@ struct CommandLine {
   GenerateOptions generate;
   InspectOptions inspect;
   EvalOptions eval;
+  QuantizeOptions quantize;
   BenchEngineOptions bench_engine;
   BenchServeOptions bench_serve;
   BenchSimulateOptions bench_simulate;

@@ -9,6 +9,7 @@ int serve(const Config& config, const ServeOptions& options);
 int run(const Config& config, const GenerateOptions& options);
 int chat(const Config& config, const GenerateOptions& options);
 int eval(const Config& config, const EvalOptions& options);
+int quantize_command(const Config& config, const QuantizeOptions& options);
 int inspect(const Config& config, const InspectOptions& options);
 int bench_engine(const Config& config, const BenchEngineOptions& options);
 int bench_serve(const BenchServeOptions& options);

@@ -32,6 +32,8 @@ int dispatch(const CommandLine& line, std::function<Result<Config>()> reread) {
       return chat(line.config, line.generate);
     case Command::eval:
       return eval(line.config, line.eval);
+    case Command::quantize:
+      return quantize_command(line.config, line.quantize);
     case Command::inspect:
       return inspect(line.config, line.inspect);
     case Command::bench_engine:

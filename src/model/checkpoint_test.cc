@@ -118,7 +118,8 @@ TEST_F(Folder, QuantizedLayersAreReadOrRefusedByName) {
     const char *from, *to, *message;
   } settings[] = {
       {"\"awq\"", "\"hqq\"",
-       "'quantization_config.quant_method': 'hqq' is not supported (awq, gptq and fp8 are)"},
+       "'quantization_config.quant_method': 'hqq' is not supported (awq, gptq, fp8 and compressed-tensors "
+       "are)"},
       {"\"bits\": 4", "\"bits\": 3", "'quantization_config.bits': 3 is not supported"},
       {"\"gemm\"", "\"gemv\"", "'quantization_config.version': layout 'gemv' is not supported"},
       {"\"group_size\": 64", "\"group_size\": 48", "'quantization_config.group_size': 48 is not supported"},

@@ -119,26 +119,7 @@ class FolderCheckpoint final : public Checkpoint {
     return {};
   }
 
-  // Hugging Face's name of a slot; empty if the family has none.
-  std::string name_of(std::string_view slot) const {
-    const std::string prefix(prefix_);
-    if (slot == "token_embd.weight") return prefix + "embed_tokens.weight";
-    if (slot == "output_norm.weight") return prefix + "norm.weight";
-    if (slot == "output.weight")
-      return prefix_ == "language_model.model." ? "language_model.lm_head.weight" : "lm_head.weight";
-    const SlotPlace place = slot_place(slot);
-    const ExpertPlace expert = expert_place(place.rest);
-    const std::string rest =
-        expert.expert < 0 ? std::string(place.rest) : fmt::format("{}.*.weight", expert.matrix);
-    for (const SlotName& n : family_->layer_names) {
-      if (place.layer < 0 || n.slot != rest) continue;
-      std::string name(n.hugging_face);
-      if (const size_t star = name.find('*'); star != std::string::npos)
-        name.replace(star, 1, std::to_string(expert.expert));
-      return fmt::format("{}layers.{}.{}", prefix, place.layer, name);
-    }
-    return {};
-  }
+  std::string name_of(std::string_view slot) const { return hugging_face_name(*family_, slot, prefix_); }
 
   // What the names of a quantized layer's tensors begin with.
   std::string base_of(std::string_view slot) const {

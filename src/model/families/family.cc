@@ -4,12 +4,40 @@
 
 #include <cmath>
 
+#include "model/slots.h"
+
 namespace sluice {
 
 std::span<const Family* const> families() {
   static constexpr const Family* kAll[] = {&kGemma2, &kGemma3, &kLlama, &kMistral, &kMixtral,
                                            &kPhi3,   &kQwen2,  &kQwen3, &kQwen3Moe};
   return kAll;
+}
+
+const Family* find_family(std::string_view name) {
+  for (const Family* f : families()) {
+    if (f->name == name) return f;
+  }
+  return nullptr;
+}
+
+std::string hugging_face_name(const Family& family, std::string_view slot, std::string_view prefix) {
+  if (slot == "token_embd.weight") return std::string(prefix) + "embed_tokens.weight";
+  if (slot == "output_norm.weight") return std::string(prefix) + "norm.weight";
+  if (slot == "output.weight")
+    return prefix == "language_model.model." ? "language_model.lm_head.weight" : "lm_head.weight";
+  const SlotPlace place = slot_place(slot);
+  const ExpertPlace expert = expert_place(place.rest);
+  const std::string rest =
+      expert.expert < 0 ? std::string(place.rest) : fmt::format("{}.*.weight", expert.matrix);
+  for (const SlotName& n : family.layer_names) {
+    if (place.layer < 0 || n.slot != rest) continue;
+    std::string name(n.hugging_face);
+    if (const size_t star = name.find('*'); star != std::string::npos)
+      name.replace(star, 1, std::to_string(expert.expert));
+    return fmt::format("{}layers.{}.{}", prefix, place.layer, name);
+  }
+  return {};
 }
 
 std::string supported_families() {

@@ -31,6 +31,11 @@ struct Family {
 };
 
 std::span<const Family* const> families();
+const Family* find_family(std::string_view name);  // null: there is none of that name
+
+// Hugging Face's name of a slot's tensor, where the decoder's names begin with `prefix` ("model."); empty if
+// the family has none.
+std::string hugging_face_name(const Family& family, std::string_view slot, std::string_view prefix);
 
 extern const Family kGemma2, kGemma3, kLlama, kMistral, kMixtral, kPhi3, kQwen2, kQwen3, kQwen3Moe;
 

@@ -84,9 +84,11 @@ class GgufParser {
 
   Status run() {
     if (Status s = head(); !s) return s;
+    const size_t first_key = pos_;
     for (uint64_t i = 0; i < key_count_; i++) {
       if (Status s = key(i); !s) return s;
     }
+    file_.key_bytes_ = bytes_.subspan(first_key, pos_ - first_key);
     if (Status s = alignment(); !s) return s;
     if (Status s = tensor_table(); !s) return s;
     if (Status s = place_data(); !s) return s;

@@ -50,6 +50,9 @@ class GgufFile final : public KeyValues {
   const std::string& path() const { return path_; }
   int version() const { return version_; }
   size_t file_bytes() const { return bytes_.size(); }
+  // The keys as they lie in the file, one after the other, for a file that shall have them too.
+  std::span<const std::byte> key_bytes() const { return key_bytes_; }
+  uint64_t key_count() const { return values_.size(); }
 
   // Values. Strings are views of the mapping.
   bool has(std::string_view key) const override { return values_.contains(key); }
@@ -80,7 +83,7 @@ class GgufFile final : public KeyValues {
 
   std::string path_;
   MappedFile file_;
-  std::span<const std::byte> bytes_;
+  std::span<const std::byte> bytes_, key_bytes_;
   int version_ = 0;
   std::unordered_map<std::string_view, Value> values_;
   std::vector<GgufTensor> tensors_;

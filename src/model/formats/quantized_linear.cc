@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "model/formats/quantized_writer.h"
 #include "model/formats/shown.h"
 #include "tensor/half.h"
 
@@ -25,40 +25,59 @@ float scale_at(const SafetensorsTensor& t, int64_t i) {
   return t.type == "F16" ? f16_to_f32(at<uint16_t>(t, i)) : bf16_to_f32(at<uint16_t>(t, i));
 }
 
-// e4m3 without infinities: 1 sign, 4 exponent (bias 7), 3 mantissa bits; all ones is NaN.
-float e4m3_to_f32(uint8_t b) {
-  const uint32_t sign = uint32_t(b & 0x80) << 24, magnitude = b & 0x7f;
-  if (magnitude == 0x7f) return std::bit_cast<float>(sign | 0x7fc00000);
-  if (magnitude < 8) return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(float(magnitude) * 0x1p-9f));
-  return std::bit_cast<float>(sign | ((magnitude << 20) + (uint32_t(127 - 7) << 23)));
-}
-
 // Where a layer's integers and zeros lie in their words.
 struct Packing {
+  enum class Layout : uint8_t { awq, gptq, packed, bytes } layout;
   const SafetensorsTensor* weights;
-  const SafetensorsTensor* zeros;
+  const SafetensorsTensor* zeros;  // null: the middle everywhere
   const SafetensorsTensor* scales;
   int64_t rows, cols, group;
   int bits;
-  bool awq;
   int zero_offset;  // added to a stored zero
 
   int64_t groups() const { return cols / group; }
   int mask() const { return (1 << bits) - 1; }
+  int middle() const { return 1 << (bits - 1); }
   int weight(int64_t row, int64_t col) const {
     const int64_t per = 32 / bits;
-    if (awq) return nibble(*weights, col, row);
-    return int(at<uint32_t>(*weights, col / per * rows + row) >> (col % per * bits)) & mask();
+    switch (layout) {
+      case Layout::awq:
+        return nibble(*weights, col, row);
+      case Layout::gptq:
+        return field(*weights, col / per * rows + row, col % per);
+      case Layout::packed:
+        return field(*weights, row * (cols / per) + col / per, col % per);
+      case Layout::bytes:
+        return at<int8_t>(*weights, row * cols + col) + 128;
+    }
+    return 0;
   }
   int zero(int64_t row, int64_t g) const {
-    if (awq) return nibble(*zeros, g, row);
+    if (!zeros) return middle();
     const int64_t per = 32 / bits;
-    return (int(at<uint32_t>(*zeros, g * (rows / per) + row / per) >> (row % per * bits)) & mask()) +
-           zero_offset;
+    switch (layout) {
+      case Layout::awq:
+        return nibble(*zeros, g, row);
+      case Layout::gptq:
+        return field(*zeros, g * (rows / per) + row / per, row % per) + zero_offset;
+      case Layout::packed:
+        return field(*zeros, row / per * groups() + g, row % per);
+      case Layout::bytes:
+        return at<int8_t>(*zeros, scale_index(row, g)) + 128;
+    }
+    return 0;
   }
-  float scale(int64_t row, int64_t g) const { return scale_at(*scales, g * rows + row); }
+  float scale(int64_t row, int64_t g) const { return scale_at(*scales, scale_index(row, g)); }
 
  private:
+  // One number for all serves every row.
+  int64_t scale_index(int64_t row, int64_t g) const {
+    if (layout == Layout::awq || layout == Layout::gptq) return g * rows + row;
+    return scales->shape.empty() || scales->shape[0] == 1 ? g : row * groups() + g;
+  }
+  int field(const SafetensorsTensor& t, int64_t word, int64_t place) const {
+    return int(at<uint32_t>(t, word) >> (place * bits)) & mask();
+  }
   int nibble(const SafetensorsTensor& t, int64_t line, int64_t row) const {
     constexpr int kPlace[] = {0, 4, 1, 5, 2, 6, 3, 7};
     return int(at<uint32_t>(t, line * (rows / 8) + row / 8) >> (4 * kPlace[row % 8])) & 15;
@@ -72,7 +91,8 @@ class GroupedRows final : public RowSource {
   int64_t rows() const override { return p_.rows; }
   int64_t cols() const override { return p_.cols; }
   WeightFormat format() const override {
-    return {p_.bits == 4 ? WeightElement::int4 : WeightElement::int8, int(p_.group), true};
+    if (p_.bits == 4) return {WeightElement::int4, int(p_.group), true};
+    return {WeightElement::int8, int(p_.group), p_.zeros != nullptr};
   }
   void decode(int64_t row, DecodedRow& out) const override {
     const int middle = p_.bits == 4 ? 0 : 128;  // int8 is signed
@@ -158,7 +178,13 @@ class Parts {
   void complain(const std::string& tensor, const std::string& why, const std::string& path) {
     if (!error_) error_ = Error{ErrorCode::kCorrupt, fmt::format("{}: tensor {} {}", path, shown(tensor), why)};
   }
+  // What activations would be quantized with: nothing here reads it, as they stay finer than eight bits.
+  void get_activation_scales() {
+    for (const char* suffix : {".input_scale", ".input_zero_point"})
+      if (const SafetensorsTensor* t = folder_.tensor(base_ + suffix)) found_.push_back(t);
+  }
   bool ok() const { return !error_; }
+  std::string path_of(const SafetensorsTensor& t) const { return folder_.file_path(t); }
   Result<QuantizedLinear> with(std::unique_ptr<RowSource> rows, std::string type, bool lossy) {
     if (error_) return *error_;
     return QuantizedLinear{std::move(rows), std::move(found_), std::move(type), lossy};
@@ -181,6 +207,21 @@ bool in_order(const SafetensorsTensor& index, int64_t group) {
   return true;
 }
 
+// `index` names each column's group; null or in order: neighbouring columns share one.
+Result<QuantizedLinear> with_index(Parts& parts, const Packing& p, const SafetensorsTensor* index,
+                                   const std::string& type) {
+  if (!parts.ok()) return parts.error();
+  for (int64_t c = 0; index && c < p.cols; c++) {
+    if (const int32_t g = at<int32_t>(*index, c); g < 0 || g >= p.groups()) {
+      parts.complain(index->name, fmt::format("names group {} of {}", g, p.groups()), parts.path_of(*index));
+      return parts.error();
+    }
+  }
+  if (index && !in_order(*index, p.group))
+    return parts.with(std::make_unique<ShuffledRows>(p, *index), type, true);
+  return parts.with(std::make_unique<GroupedRows>(p), type, false);
+}
+
 Result<QuantizedLinear> find_integers(const Quantization& q, const SafetensorsFolder& folder,
                                       const std::string& base, int64_t rows, int64_t cols) {
   Parts parts(folder, base);
@@ -193,28 +234,83 @@ Result<QuantizedLinear> find_integers(const Quantization& q, const SafetensorsFo
     return parts.error();
   }
   const auto shape = [&](int64_t a, int64_t b) { return std::vector<int64_t>{a, b}; };
-  Packing p{.weights = parts.get(".qweight", awq ? shape(cols, rows / 8) : shape(cols / per_word, rows), "I32"),
+  Packing p{.layout = awq ? Packing::Layout::awq : Packing::Layout::gptq,
+            .weights = parts.get(".qweight", awq ? shape(cols, rows / 8) : shape(cols / per_word, rows), "I32"),
             .zeros = parts.get(".qzeros", shape(cols / group, rows / per_word), "I32"),
             .scales = parts.get(".scales", shape(cols / group, rows), kScaleTypes),
             .rows = rows,
             .cols = cols,
             .group = group,
             .bits = q.bits,
-            .awq = awq,
             .zero_offset = q.zeros_less_one ? 1 : 0};
   const SafetensorsTensor* index = nullptr;
   if (!awq && folder.tensor(base + ".g_idx")) index = parts.get(".g_idx", {cols}, "I32");
   if (!parts.ok()) return parts.error();
-  for (int64_t c = 0; index && c < cols; c++) {
-    if (const int32_t g = at<int32_t>(*index, c); g < 0 || g >= p.groups()) {
-      parts.complain(index->name, fmt::format("names group {} of {}", g, p.groups()), folder.file_path(*index));
-      return parts.error();
-    }
+  return with_index(parts, p, index, fmt::format("{} {}-bit", awq ? "AWQ" : "GPTQ", q.bits));
+}
+
+// compressed-tensors: bits and group follow from the shapes.
+Result<QuantizedLinear> find_packed(const SafetensorsFolder& folder, const std::string& base, int64_t rows,
+                                    int64_t cols) {
+  Parts parts(folder, base);
+  const SafetensorsTensor* weights = folder.tensor(base + ".weight_packed");
+  const SafetensorsTensor* scale = folder.tensor(base + ".weight_scale");
+  const int64_t words = weights->shape.size() == 2 ? weights->shape[1] : 0;
+  const int bits = words * 8 == cols ? 4 : words * 4 == cols ? 8 : 0;
+  const int64_t groups = scale && scale->shape.size() == 2 ? scale->shape[1] : 0;
+  if (bits == 0 || groups < 1 || cols % groups != 0 || cols / groups % 16 != 0 || rows % (32 / bits) != 0) {
+    parts.complain(base + ".weight_packed",
+                   fmt::format("of {} x {} is not packed as 4 or 8 bits in groups of a multiple of 16 columns",
+                               rows, cols),
+                   folder.path());
+    return parts.error();
   }
-  const std::string type = fmt::format("{} {}-bit", awq ? "AWQ" : "GPTQ", q.bits);
-  if (index && !in_order(*index, group))
-    return parts.with(std::make_unique<ShuffledRows>(p, *index), type, true);
-  return parts.with(std::make_unique<GroupedRows>(p), type, false);
+  Packing p{.layout = Packing::Layout::packed,
+            .weights = parts.get(".weight_packed", {rows, words}, "I32"),
+            .zeros = nullptr,
+            .scales = parts.get(".weight_scale", {rows, groups}, kScaleTypes),
+            .rows = rows,
+            .cols = cols,
+            .group = cols / groups,
+            .bits = bits,
+            .zero_offset = 0};
+  if (folder.tensor(base + ".weight_shape")) parts.get(".weight_shape", {2}, "I64 or I32");
+  if (folder.tensor(base + ".weight_zero_point"))
+    p.zeros = parts.get(".weight_zero_point", {rows * bits / 32, groups}, "I32");
+  const SafetensorsTensor* index = nullptr;
+  if (folder.tensor(base + ".weight_g_idx")) index = parts.get(".weight_g_idx", {cols}, "I32");
+  parts.get_activation_scales();
+  return with_index(parts, p, index, fmt::format("W{}A16", bits));
+}
+
+Result<QuantizedLinear> find_int8(const SafetensorsFolder& folder, const std::string& base, int64_t rows,
+                                  int64_t cols) {
+  Parts parts(folder, base);
+  const SafetensorsTensor* scale = folder.tensor(base + ".weight_scale");
+  const bool several = scale && scale->shape.size() == 2;
+  const int64_t lines = several ? scale->shape[0] : 1, groups = several ? scale->shape[1] : 1;
+  if ((lines != rows && lines != 1) || groups < 1 || cols % groups != 0 || cols / groups % 16 != 0) {
+    parts.complain(base + ".weight_scale",
+                   "is neither one number, one per output, nor one per group of columns", folder.path());
+    return parts.error();
+  }
+  const std::vector<int64_t> shape = scale ? scale->shape : std::vector<int64_t>{};
+  Packing p{.layout = Packing::Layout::bytes,
+            .weights = parts.get(".weight", {rows, cols}, "I8"),
+            .zeros = nullptr,
+            .scales = parts.get(".weight_scale", shape, kScaleTypes),
+            .rows = rows,
+            .cols = cols,
+            .group = cols / groups,
+            .bits = 8,
+            .zero_offset = 0};
+  if (scale && !several && scale->shape.size() > 1)
+    parts.complain(scale->name, "has too many dimensions", folder.file_path(*scale));
+  if (scale && scale->shape.size() == 1 && scale->shape[0] != 1)
+    parts.complain(scale->name, "is neither one number nor one per output", folder.file_path(*scale));
+  if (folder.tensor(base + ".weight_zero_point")) p.zeros = parts.get(".weight_zero_point", shape, "I8");
+  parts.get_activation_scales();
+  return with_index(parts, p, nullptr, "INT8");
 }
 
 Result<QuantizedLinear> find_fp8(const Quantization& q, const SafetensorsFolder& folder,
@@ -225,7 +321,7 @@ Result<QuantizedLinear> find_fp8(const Quantization& q, const SafetensorsFolder&
   int64_t block_rows = q.block_rows, block_cols = q.block_cols;
   if (block_rows > 0) {
     scales =
-        parts.get(".weight_scale_inv",
+        parts.get(q.method == Quantization::Method::compressed ? ".weight_scale" : ".weight_scale_inv",
                   {(rows + block_rows - 1) / block_rows, (cols + block_cols - 1) / block_cols}, kScaleTypes);
   } else {
     const SafetensorsTensor* one = folder.tensor(base + ".weight_scale");
@@ -239,8 +335,7 @@ Result<QuantizedLinear> find_fp8(const Quantization& q, const SafetensorsFolder&
       parts.complain(one->name, "is neither one number nor one per output", folder.file_path(*one));
     block_rows = per_output ? 1 : rows, block_cols = cols;
   }
-  if (folder.tensor(base + ".input_scale"))
-    parts.get(".input_scale", folder.tensor(base + ".input_scale")->shape, kScaleTypes);
+  parts.get_activation_scales();
   if (!parts.ok()) return parts.error();
   return parts.with(std::make_unique<Fp8Rows>(*weights, *scales, block_rows, block_cols), "FP8", true);
 }
@@ -252,98 +347,14 @@ Result<QuantizedLinear> find_quantized(const Quantization& q, const SafetensorsF
   const SafetensorsTensor* plain = folder.tensor(base + ".weight");
   if (q.method == Quantization::Method::fp8)
     return plain && plain->type == "F8_E4M3" ? find_fp8(q, folder, base, rows, cols) : QuantizedLinear{};
+  if (q.method == Quantization::Method::compressed) {
+    if (plain && plain->type == "F8_E4M3") return find_fp8(q, folder, base, rows, cols);
+    if (plain && plain->type == "I8") return find_int8(folder, base, rows, cols);
+    if (folder.tensor(base + ".weight_packed")) return find_packed(folder, base, rows, cols);
+    return QuantizedLinear{};
+  }
   if (q.method == Quantization::Method::none || plain) return QuantizedLinear{};
   return find_integers(q, folder, base, rows, cols);
-}
-
-namespace {
-
-// One key of quantization_config after the other; the first complaint is kept.
-class Settings {
- public:
-  Settings(const JsonValues& config, std::string section, const std::string& path)
-      : config_(config), section_(std::move(section)), path_(path) {}
-
-  std::string text(const char* key, const char* fallback) const {
-    return std::string(config_.string(full(key)).value_or(fallback));
-  }
-  int integer(const char* key, int fallback) const { return int(config_.number(full(key)).value_or(fallback)); }
-  bool flag(const char* key, bool fallback) const { return config_.boolean(full(key)).value_or(fallback); }
-  std::vector<double> numbers(const char* key) const { return config_.numbers(full(key)); }
-  bool has(const char* key) const { return config_.has(full(key)); }
-  void refuse(const char* key, const std::string& why) {
-    if (!error_)
-      error_ = Error{ErrorCode::kUnsupported, fmt::format("{}: key {}: {}", path_, shown(full(key)), why)};
-  }
-  const std::optional<Error>& error() const { return error_; }
-
- private:
-  std::string full(const char* key) const { return section_ + "." + key; }
-  const JsonValues& config_;
-  const std::string section_, &path_;
-  std::optional<Error> error_;
-};
-
-void read_integers(Settings& s, Quantization& q) {
-  const bool awq = q.method == Quantization::Method::awq;
-  q.bits = s.integer("bits", s.integer("w_bit", 4));
-  if (q.bits != 4 && (awq || q.bits != 8))
-    s.refuse("bits", fmt::format("{} is not supported ({})", q.bits, awq ? "4 is" : "4 and 8 are"));
-  const int group = s.integer("group_size", s.integer("q_group_size", 128));
-  q.group = std::max(group, 0);
-  if (group != -1 && group != 16 && (group < 32 || group % 32 != 0 || group > (1 << 20)))
-    s.refuse("group_size",
-             fmt::format("{} is not supported (16, multiples of 32, and -1 for whole rows are)", group));
-  if (awq) {
-    if (const std::string version = s.text("version", "gemm"); version != "gemm" && version != "GEMM")
-      s.refuse("version", fmt::format("layout {} is not supported (gemm is)", shown(version)));
-    if (!s.flag("zero_point", true)) s.refuse("zero_point", "false is not supported");
-    return;
-  }
-  const std::string layout = s.text("checkpoint_format", "gptq");
-  if (layout != "gptq" && layout != "gptq_v2")
-    s.refuse("checkpoint_format", fmt::format("{} is not supported (gptq and gptq_v2 are)", shown(layout)));
-  q.zeros_less_one = layout == "gptq";
-}
-
-void read_fp8(Settings& s, Quantization& q) {
-  q.bits = 8;
-  if (const std::string layout = s.text("fmt", "e4m3"); layout != "e4m3")
-    s.refuse("fmt", fmt::format("{} is not supported (e4m3 is)", shown(layout)));
-  const std::vector<double> block = s.numbers("weight_block_size");
-  if (block.empty()) return;
-  const auto fits = [](double v) { return v >= 1 && v <= (1 << 20) && v == int(v); };
-  if (block.size() != 2 || !fits(block[0]) || !fits(block[1]))
-    return s.refuse("weight_block_size", "two sizes are expected");
-  q.block_rows = int(block[0]), q.block_cols = int(block[1]);
-}
-
-}  // namespace
-
-Result<Quantization> read_quantization(const JsonValues& config, const std::string& path) {
-  std::string section;
-  for (const char* name : {"quantization_config", "text_config.quantization_config"}) {
-    if (config.has(name)) section = name;
-  }
-  Quantization q;
-  if (section.empty()) return q;
-  Settings s(config, section, path);
-  const std::string method = s.text("quant_method", "unknown");
-  if (method == "awq") {
-    q.method = Quantization::Method::awq;
-  } else if (method == "gptq") {
-    q.method = Quantization::Method::gptq;
-  } else if (method == "fp8") {
-    q.method = Quantization::Method::fp8;
-  } else {
-    s.refuse("quant_method",
-             fmt::format("{} is not supported (awq, gptq and fp8 are); use such a folder, an unquantized "
-                         "one or a GGUF file",
-                         shown(method)));
-  }
-  if (!s.error()) q.method == Quantization::Method::fp8 ? read_fp8(s, q) : read_integers(s, q);
-  if (s.error()) return *s.error();
-  return q;
 }
 
 }  // namespace sluice

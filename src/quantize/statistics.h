@@ -1,0 +1,53 @@
+// What calibration keeps of the inputs of a linear layer.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "quantize/products.h"
+
+namespace sluice::quantize {
+
+// How the range of a channel's activations is found over the samples.
+struct Observer {
+  enum class Kind : uint8_t { minmax, moving_average, percentile } kind = Kind::minmax;
+  double percentile = 99.9;  // of |x| within a sample; the largest of the samples' counts
+  double momentum = 0.9;     // of the moving average: what stays of it with each sample
+
+  std::string name() const;  // "percentile:99.9"
+};
+
+// "minmax", "moving-average" or "percentile[:P]". Error: what is expected.
+Result<Observer> parse_observer(const std::string& text);
+
+class Statistics {
+ public:
+  // `hessian`: the sum of xᵀx is wanted too, K x K numbers.
+  Statistics(int64_t columns, const Observer& observer, bool hessian);
+
+  // A sample's rows [T, K].
+  void add(const Tensor& x, Products& products);
+
+  int64_t rows() const { return rows_; }
+  // [K] mean of |x|; range of |x| as the observer has it.
+  std::vector<float> mean() const;
+  const std::vector<float>& range() const { return range_; }
+  const Matrix& hessian() const { return hessian_; }  // [K, K] sum of xᵀx / rows, after finish()
+  void finish();
+  // What finish() left, as if channel c of the input had been divided by factors[c].
+  void divide(const std::vector<float>& factors);
+
+ private:
+  void observe(const Matrix& columns);
+
+  const Observer observer_;
+  int64_t rows_ = 0;
+  int samples_ = 0;
+  std::vector<double> sum_;
+  std::vector<float> range_;
+  Matrix hessian_, product_;
+  bool keeps_hessian_;
+};
+
+}  // namespace sluice::quantize
