@@ -39,8 +39,8 @@ class Work {
   }
 
   // Bytes that one step must read: all weights once, and each sequence's keys and values.
-  double decode_bytes(int batch, double length) const {
-    const double per_token = 2.0 * spec_.kv_heads * spec_.head_dim * double(kv_element_bytes_);
+  double decode_bytes(int batch, double length, double kv_share) const {
+    const double per_token = 2.0 * spec_.kv_heads * spec_.head_dim * double(kv_element_bytes_) * kv_share;
     double kv = 0;
     for (int layer = 0; layer < spec_.layers; ++layer) kv += per_token * seen(layer, length);
     return double(weight_bytes_) + batch * kv;
@@ -103,6 +103,7 @@ struct Row {
   double device_s = NAN, idle_s = NAN;                // of a decode step: busy, and waiting for the host
   std::vector<double> prefill_samples, step_samples;  // seconds
   int replayed = 0;                                   // decode steps of a run that were replayed
+  double kv_share = 1;  // of its bytes in full precision, what the cache takes
 
   double prefill_tok_s() const { return prompt_tokens / prefill_s; }
   double decode_tok_s() const { return batch / step_s; }
@@ -136,7 +137,7 @@ std::vector<double> each(const std::vector<RunTime>& runs, double RunTime::*what
   return out;
 }
 
-Row make_row(const Work& work, const Limits& limits, int batch, int depth, int prompt_tokens,
+Row make_row(const Work& work, const Limits& limits, double kv_share, int batch, int depth, int prompt_tokens,
              int generate_tokens, const std::vector<RunTime>& prefill, const std::vector<RunTime>& decode) {
   Row row;
   row.batch = batch, row.prompt_tokens = prompt_tokens, row.generate_tokens = generate_tokens,
@@ -147,8 +148,9 @@ Row make_row(const Work& work, const Limits& limits, int batch, int depth, int p
   row.device_s = median(each(decode, &RunTime::device_s, generate_tokens));
   row.idle_s = median(each(decode, &RunTime::idle_s, generate_tokens));
   if (!decode.empty()) row.replayed = decode.back().replayed;
+  row.kv_share = kv_share;
   row.bandwidth_share =
-      work.decode_bytes(batch, depth + generate_tokens / 2.0) / row.step_s / limits.read_bytes_s;
+      work.decode_bytes(batch, depth + generate_tokens / 2.0, kv_share) / row.step_s / limits.read_bytes_s;
   row.compute_share = work.prefill_ops(prompt_tokens, depth) / row.prefill_s / limits.peak_ops_s;
   return row;
 }
@@ -156,7 +158,8 @@ Row make_row(const Work& work, const Limits& limits, int batch, int depth, int p
 std::vector<Row> measure(BenchRig& rig, const Work& work, const BenchEngineOptions& o, const Limits& limits) {
   std::vector<Row> rows;
   for (const int depth : o.depth) {
-    if (depth > 0) tell(fmt::format("filling the cache to depth {}", depth)), rig.prefill(0, depth);
+    if (depth > 0) tell(fmt::format("filling the cache to depth {}", depth));
+    rig.fill(depth);
     std::vector<std::vector<RunTime>> prefill;
     for (const int tokens : o.prompt_tokens)
       prefill.push_back(tokens ? time_prefill(rig, depth, tokens, o.repeat) : std::vector<RunTime>());
@@ -167,7 +170,8 @@ std::vector<Row> measure(BenchRig& rig, const Work& work, const BenchEngineOptio
                                               : std::vector<RunTime>();
       for (size_t p = 0; p < o.prompt_tokens.size(); ++p)
         rows.push_back(
-            make_row(work, limits, batch, depth, o.prompt_tokens[p], o.generate_tokens, prefill[p], decode));
+            make_row(work, limits, rig.kv_share(), batch, depth, o.prompt_tokens[p], o.generate_tokens, prefill[p],
+                     decode));
     }
   }
   tell("");
@@ -222,6 +226,7 @@ void print_json(const Report& report) {
     put(out, "prefill_ms", r.prefill_s * 1e3), put(out, "step_ms", r.step_s * 1e3);
     put(out, "device_ms", r.device_s * 1e3), put(out, "gap_ms", r.idle_s * 1e3);
     out.key("replayed").integer(r.replayed);
+    put(out, "kv_share", r.kv_share);
     put(out, "bandwidth_share", r.bandwidth_share), put(out, "compute_share", r.compute_share);
     out.key("samples").begin_array();
     for (size_t i = 0; i < std::max(r.prefill_samples.size(), r.step_samples.size()); ++i) {

@@ -1,6 +1,7 @@
 #include "cli/bench_rig.h"
 
 #include <algorithm>
+#include <array>
 
 #include "base/check.h"
 
@@ -8,16 +9,17 @@ namespace sluice::cli {
 
 Result<std::unique_ptr<BenchRig>> BenchRig::make(const ModelSpec& spec, const Weights& weights,
                                                  Backend& backend, EngineConfig config, const RigSizes& sizes) {
-  if (config.kv.precision != "bf16")
-    return Error{ErrorCode::kUnsupported, "bench engine measures the cache in full precision: use bf16",
-                 "kv.precision"};
   config.max_sequences = sizes.max_batch;
   config.max_context = std::max(sizes.max_length, kLeastContext);
   // Room for all sequences at full length, in windowed layers too: depths are visited in any order.
   const DeviceInfo device = backend.info();
   const KvWish wish = kv_wish(spec, settled(config, device), backend, device);
-  config.kv_bytes = size_t(sizes.max_batch) * size_t(wish.layout.groups()) *
-                    size_t(wish.layout.row_capacity()) * wish.block_bytes;
+  const KvLayout& layout = wish.layout;
+  const size_t slots = layout.tiering.on()
+                           ? size_t(sizes.max_batch) * size_t(layout.settled_blocks(layout.max_length)) +
+                                 size_t(layout.peak_blocks(layout.max_length))
+                           : size_t(sizes.max_batch) * size_t(layout.groups()) * size_t(layout.row_capacity());
+  config.kv_bytes = slots * wish.block_bytes;
   auto steps = make_steps(spec, weights, backend, config);
   if (!steps) return std::move(steps).error();
   return std::unique_ptr<BenchRig>(new BenchRig(spec, backend, std::move(*steps), sizes));
@@ -28,7 +30,7 @@ BenchRig::BenchRig(const ModelSpec& spec, Backend& backend, ModelSteps steps, co
       backend_(backend),
       steps_(std::move(steps)),
       builder_(steps_.limits, steps_.kv.layout, steps_.cost),
-      blocks_(steps_.kv.blocks),
+      blocks_(steps_.kv.blocks, steps_.kv.layout.tiering),
       executor_(*steps_.runner, finished_) {
   for (Step& step : executor_.steps()) {
     builder_.reserve(step, *steps_.runner);
@@ -36,7 +38,8 @@ BenchRig::BenchRig(const ModelSpec& spec, Backend& backend, ModelSteps steps, co
   }
   tables_.reserve(size_t(sizes.max_batch));
   for (int s = 0; s < sizes.max_batch; ++s) {
-    CHECK(tables_.emplace_back(steps_.kv.layout).grow(blocks_, steps_.kv.layout.max_length));
+    tables_.emplace_back(steps_.kv.layout);
+    CHECK(blocks_.tiered() || tables_.back().grow(blocks_, steps_.kv.layout.max_length));
     Request wish;
     wish.sampling.temperature = 0;
     wish.max_tokens = steps_.kv.layout.max_length + 1;  // its ids have room for all
@@ -60,9 +63,41 @@ void BenchRig::forget_all_but(LiveRequest& sequence, int length) const {
   for (int i = 0; i < length; ++i) sequence.ids.push_back(made_up_id(i));
 }
 
+// With tiers, blocks are converted on the way, as a scheduler would have it.
+void BenchRig::fill(int depth) {
+  if (!blocks_.tiered()) {
+    if (depth > 0) prefill(0, depth);
+    return;
+  }
+  for (BlockTable& table : tables_) table.clear(blocks_);
+  for (int done = 0; done < depth;) {
+    const int count = std::min(depth - done, steps_.limits.max_tokens);
+    prefill(done, count);
+    done += count;
+    age(tables_[0], done);
+  }
+}
+
+void BenchRig::age(BlockTable& table, int landed) {
+  const KvLayout& layout = steps_.kv.layout;
+  for (bool all = false; !all;) {
+    std::vector<BlockMove> moves;
+    all = table.convert(blocks_, layout.tiering, landed, moves, layout.most_moves());
+    if (moves.empty()) {
+      CHECK(all, "the pool has no place for a conversion");
+      return;
+    }
+    Step& step = next_step();
+    step.plan.moves = std::move(moves);
+    launch(step);
+    finish(0);
+  }
+}
+
 RunTime BenchRig::prefill(int depth, int tokens) {
   LiveRequest& sequence = *sequences_[0];
   forget_all_but(sequence, depth + tokens);
+  CHECK(tables_[0].grow(blocks_, depth + tokens), "the pool has room for the longest");
   const TimeNs start = now_ns();
   for (int done = 0; done < tokens;) {
     Step& step = next_step();
@@ -77,18 +112,33 @@ RunTime BenchRig::prefill(int depth, int tokens) {
 void BenchRig::spread_depth(int batch, int depth) {
   const KvPool& pool = steps_.runner->pool();
   const size_t used = size_t(steps_.kv.layout.blocks_for(depth));
-  std::vector<std::pair<int32_t, int32_t>> copies;
-  for (int group = 0; group < steps_.kv.layout.groups(); ++group)
-    for (int s = 1; s < batch; ++s)
-      for (size_t b = 0; b < used; ++b)
-        copies.emplace_back(tables_[0].row(group)[b], tables_[size_t(s)].row(group)[b]);
-  backend_.copy_blocks(pool.data, pool.block_bytes, copies);
+  std::array<std::vector<std::pair<int32_t, int32_t>>, kKvTiers> copies;
+  for (int s = 1; s < batch; ++s) {
+    BlockTable& table = tables_[size_t(s)];
+    if (blocks_.tiered()) {
+      CHECK(table.grow(blocks_, depth), "the pool has room for all sequences");
+      age(table, depth);
+    }
+    for (int group = 0; group < steps_.kv.layout.groups(); ++group) {
+      for (size_t b = 0; b < used; ++b) {
+        const KvRef from = blocks_.ref(tables_[0].row(group)[b]), to = blocks_.ref(table.row(group)[b]);
+        CHECK(kv_tier(from) == kv_tier(to));
+        copies[size_t(kv_tier(from))].emplace_back(kv_index(from), kv_index(to));
+      }
+    }
+  }
+  for (int tier = 0; tier < kKvTiers; ++tier)
+    backend_.copy_blocks(pool.data, pool.block_bytes / kSlotUnits * size_t(kv_units(KvTier(tier))),
+                         copies[size_t(tier)]);
   backend_.finish_step();
 }
 
 // Two steps are under way: while one runs, the next is planned, its ids still on the device.
 RunTime BenchRig::decode(int batch, int depth, int tokens) {
-  for (int s = 0; s < batch; ++s) forget_all_but(*sequences_[size_t(s)], depth + 1);
+  for (int s = 0; s < batch; ++s) {
+    forget_all_but(*sequences_[size_t(s)], depth + 1);
+    CHECK(tables_[size_t(s)].grow(blocks_, depth + tokens), "the pool has room for all sequences");
+  }
   const TimeNs start = now_ns();
   for (int i = 0; i < tokens; ++i) {
     Step& step = next_step();
@@ -124,6 +174,7 @@ void BenchRig::take_back(Step& step) {
   for (size_t i = 0; i < step.plan.entries.size(); ++i)
     if (const auto results = step.results_of(i); !results.empty())
       step.plan.entries[i].sequence->ids.push_back(results[0].id);
+  blocks_.land(step.plan.moves);
   // The first step's wait is for whatever came before.
   if (run_.steps > 0) run_.idle_s += seconds(step.record.idle_ns);
   run_.device_s += seconds(step.record.execute_ns);

@@ -39,10 +39,14 @@ class BenchRig {
   int step_tokens() const { return steps_.limits.max_tokens; }
   bool records() const { return backend_.can_record(); }
 
+  // Sequence 0 as it is once so many tokens have landed, its older blocks in the precision that they then have.
+  void fill(int depth);
+  // What blocks take, of what they would in full precision.
+  double kv_share() const { return blocks_.use().mean_share(); }
   // `tokens` prompt tokens of sequence 0 from position `depth` on, in steps of at most step_tokens, the last of
   // which samples.
   RunTime prefill(int depth, int tokens);
-  // The first `depth` tokens of sequence 0 to the others: same work for attention, without computing it again.
+  // After fill: the first `depth` tokens of sequence 0 to the others: same work for attention, without computing it again.
   void spread_depth(int batch, int depth);
   // `tokens` steps of `batch` sequences from position `depth` on, greedy.
   RunTime decode(int batch, int depth, int tokens);
@@ -53,6 +57,7 @@ class BenchRig {
   void forget_all_but(LiveRequest& sequence, int length) const;
   Step& next_step();
   void launch(Step& step);
+  void age(BlockTable& table, int landed);
   void take_back(Step& step);
   RunTime finish(TimeNs start);
 

@@ -157,10 +157,30 @@ void BatchBuilder::build(Step& step, const BlockPool& blocks) const {
   if (!step.replayable) {
     to.row_starts[sequences] = row;
     finish(step, to, tokens, sequences, int(step.rows.size()), stride);
+    if (blocks.tiered()) step.batch.prompt_blocks = prompt_blocks(step);
   } else {
     add_padding(step, to, sequences, padded, stride);
     finish(step, to, padded, padded, padded, stride);
   }
+}
+
+// As BatchInput has it.
+int BatchBuilder::prompt_blocks(const Step& step) const {
+  int most = 0;
+  for (int g = 0; g < layout_.groups(); ++g) {
+    int blocks = 0;
+    bool small = false;
+    for (size_t s = 0; s < step.plan.entries.size(); ++s) {
+      const PlanEntry& entry = step.plan.entries[s];
+      if (entry.count == 1) continue;
+      const int32_t* refs = step.batch.tables[g] + s * size_t(step.batch.table_stride);
+      const int n = layout_.blocks_for(entry.first + entry.count);
+      small |= std::any_of(refs, refs + n, [](KvRef ref) { return ref >= 0 && kv_tier(ref) != KvTier::full; });
+      blocks += n;
+    }
+    if (small) most = std::max(most, blocks);
+  }
+  return most;
 }
 
 void BatchBuilder::build_padding(Step& step, int rows) const {

@@ -67,6 +67,7 @@ class BatchBuilder {
   Arrays lay_out(Step& step) const;
   int padded_rows(const StepPlan& plan) const;
   void add_moves(Step& step, KvMove* to) const;
+  int prompt_blocks(const Step& step) const;
   void add_padding(Step& step, const Arrays& to, int from, int until, int stride) const;
   void finish(Step& step, const Arrays& arrays, int tokens, int sequences, int logit_rows, int stride) const;
   void add_tokens(Step& step, const PlanEntry& entry, int32_t row, int32_t* ids, int32_t* positions) const;

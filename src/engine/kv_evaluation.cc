@@ -105,6 +105,7 @@ class Reader {
     batch_.kv_lengths = put([&](int) { return length_ + n; }, 1);
     batch_.logit_index = put([](int i) { return i; }, n);
     batch_.one_row_sequences = n == 1;
+    batch_.prompt_blocks = n > 1 && layout_.tiering.on() ? layout_.blocks_for(length_ + n) : 0;
     batch_.table_stride = table_.row_blocks();
     batch_.groups = layout_.groups();
     for (int g = 0; g < batch_.groups; ++g)

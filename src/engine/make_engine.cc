@@ -73,7 +73,8 @@ Status check_device(const Backend& backend, const ModelSpec& spec, const EngineC
                         .experts = spec.experts,
                         .block_tokens = settled.block_tokens,
                         .step_tokens = std::max(settled.step_tokens, settled.max_sequences),
-                        .max_sequences = settled.max_sequences});
+                        .max_sequences = settled.max_sequences,
+                        .kv_tiers = settled.kv.precision != "bf16"});
 }
 
 // The way out: for those who asked for a card, the CPU.

@@ -83,6 +83,9 @@ struct BatchInput {
   int groups = 0;
   const KvMove* moves = nullptr;  // [move_count] for move_blocks, before the step's ops
   int move_count = 0;
+  // Where some block of a sequence with several rows is in a small tier: blocks that such sequences have, in the
+  // table that has the most; else 0. Known to the host, so that a device knows how much it has to unpack.
+  int prompt_blocks = 0;
 };
 
 // Of move_blocks: all layers of the blocks are copied, converted where the tiers differ.
@@ -299,6 +302,7 @@ struct DeviceNeeds {
   int block_tokens = 0;
   int step_tokens = 0;  // T at most
   int max_sequences = 0;
+  bool kv_tiers = false;  // blocks go to small tiers
 };
 
 // What `reserve` sizes scratch for.
@@ -366,7 +370,7 @@ class Backend {
   virtual void sample(const SampleArgs& a) = 0;
   virtual void copy_blocks(std::byte* pool, size_t block_bytes,
                            std::span<const std::pair<int32_t, int32_t>> from_to) = 0;
-  // batch.moves, in their order; a place that one of them fills may be read by a later one.
+  // batch.moves, in any order: none reads a place that another one of them fills.
   virtual void move_blocks(const MoveBlocksArgs& a);
   // Blocks to and from host memory, between open_step and submit_step of the slot, before its ops. None of them
   // is written by this step's ops, moves or copies, and none that comes from the host is read by them: so a

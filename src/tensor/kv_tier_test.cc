@@ -23,12 +23,12 @@ constexpr int kSpare = 100;  // slots for blocks in small tiers
 void move_to_tiers(Lab& lab, Step& step, const std::vector<Part>& parts, std::span<const KvTier> tiers,
                    bool twice) {
   int slot = kBlocks * int(parts.size());
-  step.moves.clear();
-  for (size_t s = 0; s < parts.size(); ++s) {
-    for (int i = 0; i < parts[s].context / lab.geometry.block_tokens; ++i) {
-      KvRef& ref = step.table(s)[size_t(i)];
-      if (ref < 0) continue;
-      for (int hop = 0; hop <= int(twice); ++hop) {
+  for (int hop = 0; hop <= int(twice); ++hop) {
+    step.moves.clear();
+    for (size_t s = 0; s < parts.size(); ++s) {
+      for (int i = 0; i < parts[s].context / lab.geometry.block_tokens; ++i) {
+        KvRef& ref = step.table(s)[size_t(i)];
+        if (ref < 0) continue;
         const KvTier tier = tiers[(size_t(i) + size_t(hop)) % tiers.size()];
         const int per_slot = kSlotUnits / kv_units(tier);
         const KvRef to = kv_ref(tier, slot++ * per_slot + i % per_slot);
@@ -36,9 +36,9 @@ void move_to_tiers(Lab& lab, Step& step, const std::vector<Part>& parts, std::sp
         ref = to;
       }
     }
+    const BatchInput batch = step.batch();
+    lab.backend->move_blocks({batch, lab.geometry, lab.kv.pool, lab.kv.block_bytes});
   }
-  const BatchInput batch = step.batch();
-  lab.backend->move_blocks({batch, lab.geometry, lab.kv.pool, lab.kv.block_bytes});
   step.moves.clear();
 }
 

@@ -22,6 +22,7 @@
 #include "tensor/cuda/device/rates.h"
 #include "tensor/cuda/experts/experts.h"
 #include "tensor/cuda/kv_layout.h"
+#include "tensor/cuda/kv_tiers/kv_tiers.h"
 #include "tensor/cuda/linear/linear.h"
 #include "tensor/cuda/load/weight_loader.h"
 #include "tensor/cuda/needs.h"
@@ -51,7 +52,8 @@ class CudaBackend final : public Backend {
 
   DType activation_dtype() const override { return DType::bf16; }
   DType kv_dtype() const override { return DType::bf16; }
-  size_t kv_block_bytes(const KvGeometry& g) const override { return KvRows(g).block_bytes(); }
+  bool has_kv_tier(KvTier) const override { return true; }
+  size_t kv_block_bytes(const KvGeometry& g) const override { return slot_bytes(g); }
   Buffer alloc_pool(size_t bytes, const KvGeometry& geometry) override;
   Result<Weight> pack(std::span<const PackSource> sources) override;
 
@@ -72,6 +74,7 @@ class CudaBackend final : public Backend {
   void sample(const SampleArgs& a) override { sampler_->run(a); }
   void copy_blocks(std::byte* pool, size_t block_bytes,
                    std::span<const std::pair<int32_t, int32_t>> from_to) override;
+  void move_blocks(const MoveBlocksArgs& a) override { cuda::move_blocks(context_, a); }
   void finish_step() override { CUDA_CHECK(cudaStreamSynchronize(context_.stream)); }
 
   void stage(int slot, std::span<const Upload> uploads, std::span<const SampleRow> rows,
@@ -254,7 +257,7 @@ void CudaBackend::copy_out(void* host, const void* device, size_t bytes) {
 
 // The last of all: it takes what weights and workspaces leave.
 Buffer CudaBackend::alloc_pool(size_t bytes, const KvGeometry& geometry) {
-  Buffer pool = allocate(bytes);
+  Buffer pool = allocate(bytes + attention_->give_back_tail());
   if (pool.data()) attention_->bind_pool(pool.as<std::byte>(), bytes, geometry);
   return pool;
 }

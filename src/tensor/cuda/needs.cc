@@ -6,6 +6,7 @@
 
 #include "tensor/cuda/attention/decode.h"
 #include "tensor/cuda/attention/plan.h"
+#include "tensor/cuda/kv_layout.h"
 
 namespace sluice::cuda {
 namespace {
@@ -30,6 +31,10 @@ Status check_settings(const DeviceNeeds& n) {
   if (n.block_tokens != 16 && n.block_tokens != 32 && n.block_tokens != 64)
     return refuse(fmt::format("blocks on a card have 16, 32 or 64 tokens, not {}", n.block_tokens),
                   "engine.block_tokens");
+  if (n.kv_tiers && n.block_tokens != kStripTokens)
+    return refuse(fmt::format("blocks that a card keeps in several precisions have {} tokens, not {}", kStripTokens,
+                              n.block_tokens),
+                  "engine.block_tokens");
   return {};
 }
 
@@ -42,12 +47,19 @@ Status check_needs(const DeviceNeeds& n) {
         fmt::format("the CUDA kernels are made for at most {} query heads per key/value head; this "
                     "model has {} for {}",
                     kMostGroup, n.heads, n.kv_heads));
-  if (!decode_supports({.block_tokens = n.block_tokens, .kv_heads = n.kv_heads, .head_dim = n.head_dim},
-                       n.heads))
+  const KvGeometry geometry{.block_tokens = n.block_tokens, .kv_heads = n.kv_heads, .head_dim = n.head_dim};
+  if (!decode_supports(geometry, n.heads))
     return refuse(
         fmt::format("the CUDA kernels are made for heads of 8, 16, 32, 64, 80, 96, 128 and 256 columns; "
                     "this model's have {}",
                     n.head_dim));
+  KvGeometry tiered = geometry;
+  tiered.tiered = true;
+  if (n.kv_tiers && !decode_supports(tiered, n.heads))
+    return refuse(fmt::format("the CUDA kernels keep keys and values in bf16 only, except for heads of 64, 128 and 256 "
+                              "columns, at most 8 per key/value head; this model has heads of {} columns, {} for {}",
+                              n.head_dim, n.heads, n.kv_heads),
+                  "kv.precision");
   if (n.hidden > kMostColumns)
     return refuse(fmt::format("the CUDA kernels are made for at most {} hidden columns; this model has {}",
                               kMostColumns, n.hidden));

@@ -32,6 +32,11 @@ TEST(Needs, WhatThereAreKernelsForPasses) {
       needs.head_dim = width, needs.block_tokens = block;
       EXPECT_TRUE(check_needs(needs).ok()) << width << " " << block;
     }
+  for (int width : {64, 128, 256}) {
+    DeviceNeeds needs = llama_8b();
+    needs.head_dim = width, needs.block_tokens = 64, needs.kv_tiers = true;
+    EXPECT_TRUE(check_needs(needs).ok()) << width << " with small tiers";
+  }
 }
 
 TEST(Needs, WhatThereAreNoneForIsNamed) {
@@ -45,6 +50,10 @@ TEST(Needs, WhatThereAreNoneForIsNamed) {
       {"", "4100 hidden", [](DeviceNeeds& n) { n.hidden = 4100; }},
       {"", "14340 feed-forward", [](DeviceNeeds& n) { n.ffn = 14340; }},
       {"", "1000000", [](DeviceNeeds& n) { n.vocab = 1000000; }},
+      {"engine.block_tokens", "64 tokens, not 16", [](DeviceNeeds& n) { n.kv_tiers = true; }},
+      {"kv.precision", "heads of 80", [](DeviceNeeds& n) { n.kv_tiers = true, n.block_tokens = 64, n.head_dim = 80; }},
+      {"kv.precision", "18 for 2",
+       [](DeviceNeeds& n) { n.kv_tiers = true, n.block_tokens = 64, n.heads = 18, n.kv_heads = 2; }},
   };
   for (const Refusal& r : refusals) {
     DeviceNeeds needs = llama_8b();

@@ -11,19 +11,24 @@
 #include "tensor/cuda/attention/plan.h"
 #include "tensor/cuda/attention/prefill.h"
 #include "tensor/cuda/device/cuda_check.h"
+#include "tensor/cuda/kv_tiers/kv_tiers.h"
 
 namespace sluice::cuda {
 namespace {
 
 class PagedAttention final : public Attention {
  public:
+  size_t give_back_tail() override;
   void bind_pool(std::byte* pool, size_t bytes, const KvGeometry& geometry) override;
   Status reserve(const WorkspaceShape& shape, const Context& context, Backend& backend) override;
   void begin_step(const BatchInput& batch, const KvGeometry& geometry, int heads) override;
   void run(const AttentionArgs& a) override;
 
  private:
+  size_t tail_bytes() const;
+  Status reserve_unpacked(const WorkspaceShape& shape, Backend& backend);
   void enqueue_plans(const BatchInput& batch, int from, int to);
+  void run_prefill(const AttentionArgs& a, size_t plan);
   size_t plan_of(const AttentionArgs& a);
 
   const Context* context_ = nullptr;
@@ -39,14 +44,29 @@ class PagedAttention final : public Attention {
   int planned_ = 0;  // of the known, those that this step has plans for
   PieceColumn* pieces_ = nullptr;
   PrefillPieces prefill_pieces_;
+  Unpacked unpacked_;
+  Buffer unpacked_memory_, tail_;
 };
+
+constexpr int kUnpackedTokens = 1 << 17;  // of prompts, at a time, where the batch can have so many
 
 void PagedAttention::bind_pool(std::byte* pool, size_t bytes, const KvGeometry& geometry) {
   CHECK(context_ && geometry.kv_heads == geometry_.kv_heads && geometry.head_dim == geometry_.head_dim &&
             geometry.block_tokens == geometry_.block_tokens,
         "attention was reserved for another pool");
   geometry_ = geometry;
-  if (prefill_uses_wgmma(geometry)) pool_map_ = prefill_pool_map(pool, bytes, geometry);
+  unpacked_.pool = pool;
+  unpacked_.first_row = int64_t(bytes / (size_t(geometry.head_dim) * 2));
+  if (prefill_uses_wgmma(geometry)) pool_map_ = prefill_pool_map(pool, bytes + tail_bytes(), geometry);
+}
+
+size_t PagedAttention::give_back_tail() {
+  tail_ = {};
+  return tail_bytes();
+}
+
+size_t PagedAttention::tail_bytes() const {
+  return size_t(unpacked_.blocks) * size_t(KvRows(geometry_).layer_rows() * geometry_.head_dim) * 2;
 }
 
 // Cuts one allocation into arrays.
@@ -74,7 +94,8 @@ Status PagedAttention::reserve(const WorkspaceShape& shape, const Context& conte
             .block_tokens = geometry_.block_tokens,
             .tile_rows = prefill_tile_rows(geometry_),
             .most_heads = prefill_heads_per_tile(geometry_, shape.max_heads),
-            .tile_tokens = prefill_tile_tokens(geometry_)};
+            .tile_tokens = prefill_tile_tokens(geometry_),
+            .start_tokens = geometry_.tiered ? kStripTokens : 16};
   const int ctas = decode_prepare(context, geometry_, shape_.heads);
 
   Carver plan;
@@ -114,6 +135,27 @@ Status PagedAttention::reserve(const WorkspaceShape& shape, const Context& conte
   CUDA_CHECK(
       cudaMemset(pieces_, 0xff, scratch_memory_.bytes()));  // after the zeros of alloc, on whatever stream
   CUDA_CHECK(cudaDeviceSynchronize());
+  return geometry_.tiered ? reserve_unpacked(shape, backend) : Status{};
+}
+
+Status PagedAttention::reserve_unpacked(const WorkspaceShape& shape, Backend& backend) {
+  kv_tiers_prepare(geometry_);
+  unpacked_.row_blocks = (shape.max_context + kStripTokens - 1) / kStripTokens + 1;
+  unpacked_.blocks = std::max(unpacked_.row_blocks,
+                              std::min(kUnpackedTokens / kStripTokens, shape.max_sequences * unpacked_.row_blocks));
+  Carver carver;
+  const size_t order_at = carver.add<int32_t>(size_t(shape.max_sequences));
+  const size_t places_at = carver.add<int2>(size_t(shape.max_sequences));
+  const size_t rows_at = carver.add<int32_t>(size_t(shape.max_sequences) * size_t(unpacked_.row_blocks));
+  unpacked_memory_ = backend.alloc(carver.bytes());
+  tail_ = backend.alloc(tail_bytes());
+  if (!unpacked_memory_.data() || !tail_.data())
+    return Error{ErrorCode::kResourceExhausted,
+                 fmt::format("{:.2f} GiB to unpack keys and values in", gib(carver.bytes() + tail_bytes()))};
+  std::byte* const p = unpacked_memory_.as<std::byte>();
+  unpacked_.order = reinterpret_cast<int32_t*>(p + order_at);
+  unpacked_.places = reinterpret_cast<int2*>(p + places_at);
+  unpacked_.rows = reinterpret_cast<int32_t*>(p + rows_at);
   return {};
 }
 
@@ -123,6 +165,7 @@ void PagedAttention::begin_step(const BatchInput& batch, const KvGeometry& geome
         "attention was reserved for other heads");
   planned_ = known_;
   enqueue_plans(batch, 0, known_);
+  if (batch.prompt_blocks > 0) place_prompts(*context_, batch, unpacked_);
 }
 
 // Of the known windows from `from` to before `to`.
@@ -156,11 +199,20 @@ void PagedAttention::run(const AttentionArgs& a) {
     // launch.h's rule to the letter; what reading ahead would give: decode.h.
     decode(*context_, a, decode_plans_[plan], pieces_, ReadAhead::nothing);
   }
-  if (a.batch.one_row_sequences < a.batch.sequences) {
-    if (prefill_uses_wgmma(geometry_))
-      prefill_wgmma(*context_, a, prefill_plans_[plan], prefill_pieces_, pool_map_);
-    else
-      prefill_general(*context_, a, prefill_plans_[plan]);
+  if (a.batch.one_row_sequences < a.batch.sequences) run_prefill(a, plan);
+}
+
+void PagedAttention::run_prefill(const AttentionArgs& a, size_t plan) {
+  const PrefillPlan& whole = prefill_plans_[plan];
+  if (!prefill_uses_wgmma(geometry_)) return prefill_general(*context_, a, whole);
+  if (a.batch.prompt_blocks == 0) return prefill_wgmma(*context_, a, whole, prefill_pieces_, pool_map_);
+  const int rounds = most_rounds(unpacked_, a.batch.prompt_blocks);
+  for (int round = 0; round < rounds; ++round) {
+    // One round has the step's plan; more make their own, each layer anew. That is rare, and takes 5 us.
+    if (rounds > 1)
+      make_plans(*context_, a.batch, shape_, {}, std::span(&whole, 1), {unpacked_.places, round});
+    unpack_blocks(*context_, a.batch, geometry_, a.kv, unpacked_, round);
+    prefill_wgmma(*context_, a, whole, prefill_pieces_, pool_map_, &unpacked_);
   }
 }
 

@@ -15,6 +15,7 @@
 #include "tensor/cuda/attention/decode.h"
 #include "tensor/cuda/attention/decode_join.h"
 #include "tensor/cuda/attention/decode_tile.h"
+#include "tensor/cuda/attention/decode_tiered.h"
 #include "tensor/cuda/device/launch.h"
 #include "tensor/cuda/kv_layout.h"
 #include "tensor/cuda/ptx/barrier.h"
@@ -64,8 +65,9 @@ __global__ void __launch_bounds__(warps_of(width) * 32, least_ctas(width, column
       __syncwarp();  // the tile is there for all lanes; and all are done with the one before, whose place is
                      // refilled
       loader.next(a);
+      float shrink[columns][2];
       attend.tile(a, ring + uint32_t(slot * Loader<width, stages>::kStageBytes), walk.start() + t * kTileTokens,
-                  walk.e);
+                  walk.e, shrink);
       slot = slot + 1 == stages ? 0 : slot + 1;
     }
     meeting.put(a, attend);
@@ -84,6 +86,12 @@ struct Choice {
   Kernel kernel;
   size_t shared_bytes;
   int width, threads;
+  decltype(TieredKernel::kernel) tiered = nullptr;  // in the other's place, for a pool with tiers
+
+  bool exists() const { return kernel || tiered; }
+  const void* entry() const {
+    return tiered ? reinterpret_cast<const void*>(tiered) : reinterpret_cast<const void*>(kernel);
+  }
 };
 
 // `stages` as many as leave room for the CTAs that a multiprocessor should have. With more than 8 heads the
@@ -100,6 +108,10 @@ Choice choose(int group) {
 
 Choice choose(const KvGeometry& geometry, int heads) {
   const int group = heads / geometry.kv_heads;
+  if (geometry.tiered) {
+    const TieredKernel k = tiered_kernel(geometry, heads);
+    return {nullptr, k.shared_bytes, k.width, k.threads, k.kernel};
+  }
   switch (geometry.head_dim) {
     case 8:
     case 16:
@@ -131,16 +143,16 @@ int log2_of(int n) {
 bool decode_supports(const KvGeometry& g, int heads) {
   return g.kv_heads > 0 && heads % g.kv_heads == 0 && heads / g.kv_heads <= 16 &&
          (g.block_tokens == 16 || g.block_tokens == 32 || g.block_tokens == 64) &&
-         choose(g, heads).kernel != nullptr;
+         choose(g, heads).exists();
 }
 
 int decode_prepare(const Context& context, const KvGeometry& geometry, int heads) {
   CHECK(decode_supports(geometry, heads), "no decode kernel for these heads");
   const Choice choice = choose(geometry, heads);
-  CUDA_CHECK(cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+  CUDA_CHECK(cudaFuncSetAttribute(choice.entry(), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   int(choice.shared_bytes)));
   int per_multiprocessor = 0;
-  CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, choice.kernel, choice.threads,
+  CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, choice.entry(), choice.threads,
                                                            choice.shared_bytes));
   CHECK(per_multiprocessor > 0, "the decode kernel does not fit a multiprocessor");
   return std::min(context.multiprocessors * std::min(per_multiprocessor, 3), kMostCtas);
@@ -157,9 +169,9 @@ void decode(const Context& context, const AttentionArgs& args, const DecodePlan&
   const Choice choice = choose(g, args.heads);
   const KvRows rows(g);
   const int64_t row_bytes = int64_t(g.head_dim) * 2;
-  CHECK(choice.kernel && args.q.dtype == DType::bf16 && args.out.dtype == DType::bf16);
+  CHECK(choice.exists() && args.q.dtype == DType::bf16 && args.out.dtype == DType::bf16);
   CHECK(plan.window == args.window && args.out.stride % 4 == 0 && args.q.stride % 2 == 0);
-  DecodeArgs a{};
+  TieredArgs a{};
   a.q = static_cast<const __nv_bfloat16*>(args.q.data);
   a.out = static_cast<__nv_bfloat16*>(args.out.data);
   a.keys = args.kv.pool + rows.layer_row(args.kv.layer_in_group) * row_bytes;
@@ -180,8 +192,14 @@ void decode(const Context& context, const AttentionArgs& args, const DecodePlan&
   a.head_dim = g.head_dim;
   a.scale = args.softcap > 0 ? 2 * kLog2E * args.scale / args.softcap : kLog2E * args.scale;
   a.softcap = args.softcap * kLog2E;
-  launch(context, choice.kernel, dim3(unsigned(plan.ctas)), dim3(unsigned(choice.threads)), choice.shared_bytes,
-         a);
+  a.pool = args.kv.pool;
+  a.quarter_bytes = int64_t(args.kv.block_bytes) / kSlotUnits;
+  a.first_strip = args.kv.layer_in_group * g.kv_heads;
+  const dim3 grid(unsigned(plan.ctas)), block(unsigned(choice.threads));
+  if (choice.tiered)
+    launch(context, choice.tiered, grid, block, choice.shared_bytes, a);
+  else
+    launch(context, choice.kernel, grid, block, choice.shared_bytes, a);
 }
 
 }  // namespace sluice::cuda

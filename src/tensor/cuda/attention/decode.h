@@ -1,6 +1,6 @@
 // Attention of sequences with one row: split over the context (plan.h), the query heads of a group sharing
 // every load of keys and values. Head widths 8, 16, 32, 64, 80, 96, 128, 256; up to 16 query heads per kv head;
-// blocks of 16, 32 or 64 tokens. Rows of other sequences are left alone.
+// blocks of 16, 32 or 64 tokens. Rows of other sequences are left alone. Pools with tiers: decode_tiered.h.
 #pragma once
 
 #include "tensor/cuda/attention/plan.h"

@@ -43,7 +43,8 @@ struct Meeting {
   __device__ float* row(const DecodeArgs& a, int warp, int head) const {
     return sums + (warp * a.group + head) * kPitch;
   }
-  __device__ void put(const DecodeArgs& a, Attend<width, columns>& w) {
+  template <int lift>
+  __device__ void put(const DecodeArgs& a, Attend<width, columns, lift>& w) {
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
 #pragma unroll
     for (int n = 0; n < columns; ++n) {

@@ -85,13 +85,36 @@ struct Walk {
   }
 };
 
+// Starts the copies of 16 tokens of a block in full precision, from position `first` on, to shared memory. A block
+// that is not there is never read; nor are rows outside of what the row sees, which may hold anything.
+template <int width>
+__device__ __forceinline__ void copy_tile(const DecodeArgs& a, const DecodeEntry& e, int head, int32_t block,
+                                          int first, uint32_t to) {
+  using Layout = TileLayout<width>;
+  constexpr int kCopies = (kTileTokens * Layout::kPieces + 31) / 32;
+  const int lane = int(threadIdx.x) % 32;
+  const int inside = first & ((1 << a.block_shift) - 1);
+  const int row_bytes = a.head_dim * 2;
+  const std::byte* from = a.keys + block * a.block_bytes + head * a.head_bytes + inside * row_bytes;
+  const int low = e.begin - first, high = block < 0 ? 0 : e.end - first;
+#pragma unroll
+  for (int i = 0; i < kCopies; ++i) {
+    const int c = i * 32 + lane, row = c / Layout::kPieces, piece = c % Layout::kPieces;
+    if (kTileTokens * Layout::kPieces % 32 != 0 && row >= kTileTokens) break;
+    const bool wanted = row >= low && row < high && (width > 16 || piece * 8 < a.head_dim);
+    const std::byte* source = wanted ? from + row * row_bytes + piece * 16 : a.keys;
+    const uint32_t target = to + uint32_t(Layout::offset(row, piece));
+    ptx::copy_async_16(target, source, wanted);
+    ptx::copy_async_16(target + uint32_t(Layout::kBytes), wanted ? source + a.value_bytes : source, wanted);
+  }
+}
+
 // A warp's stream of loads: its tiles of all fragments, in order.
 template <int width, int stages>
 struct Loader {
   using Layout = TileLayout<width>;
   static constexpr int kWarps = warps_of(width);
   static constexpr int kStageBytes = 2 * Layout::kBytes;
-  static constexpr int kCopies = (kTileTokens * Layout::kPieces + 31) / 32;
 
   Walk at;
   int tile = 0, tiles = 0;  // of this warp's in this fragment
@@ -124,38 +147,19 @@ struct Loader {
       enter(a);
     }
     if (!at.done()) {
-      copy_tile(a, __shfl_sync(~0u, blocks, tile % 32), position(tile));
+      copy_tile<width>(a, at.e, at.head, __shfl_sync(~0u, blocks, tile % 32), position(tile),
+                       ring + uint32_t(slot * kStageBytes));
       if (++tile % 32 == 0) look_up(a);
     }
     ptx::copy_async_commit();
     slot = slot + 1 == stages ? 0 : slot + 1;
   }
-
-  __device__ void copy_tile(const DecodeArgs& a, int32_t block, int first) const {
-    const int lane = int(threadIdx.x) % 32;
-    const int inside = first & ((1 << a.block_shift) - 1);
-    const int row_bytes = a.head_dim * 2;
-    const std::byte* from = a.keys + block * a.block_bytes + at.head * a.head_bytes + inside * row_bytes;
-    const uint32_t to = ring + uint32_t(slot * kStageBytes);
-    // A block that is not there is never read; nor are rows outside of what the row sees, which may hold
-    // anything.
-    const int low = at.e.begin - first, high = block < 0 ? 0 : at.e.end - first;
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      const int c = i * 32 + lane, row = c / Layout::kPieces, piece = c % Layout::kPieces;
-      if (kTileTokens * Layout::kPieces % 32 != 0 && row >= kTileTokens) break;
-      const bool wanted = row >= low && row < high && (width > 16 || piece * 8 < a.head_dim);
-      const std::byte* source = wanted ? from + row * row_bytes + piece * 16 : a.keys;
-      const uint32_t target = to + uint32_t(Layout::offset(row, piece));
-      ptx::copy_async_16(target, source, wanted);
-      ptx::copy_async_16(target + uint32_t(Layout::kBytes), wanted ? source + a.value_bytes : source, wanted);
-    }
-  }
 };
 
 // One warp's part of a fragment, for `columns` times 8 heads. A lane has the columns 2*(lane%4) and the next of
-// each 8.
-template <int width, int columns>
+// each 8. Weights are multiplied by 2^lift, sums of them and of values too; what is divided in the end does not show
+// it.
+template <int width, int columns, int lift = 0>
 struct Attend {
   using Layout = TileLayout<width>;
   static constexpr int kSteps = width / 16;
@@ -193,8 +197,52 @@ struct Attend {
     }
   }
 
-  // The tile at `stage` (shared memory), whose first token is `first`.
-  __device__ void tile(const DecodeArgs& a, uint32_t stage, int first, const DecodeEntry& e) {
+  // Scores of 16 tokens from `first` on, as they come from the products, to weights; sums are brought to the new
+  // maximum, and were multiplied by `shrink`.
+  __device__ __forceinline__ void weigh(const DecodeArgs& a, float (&x)[columns][4], float (&shrink)[columns][2],
+                                        int first, const DecodeEntry& e) {
+    const int token = first + int(threadIdx.x) % 32 / 4;
+    const bool sees[2] = {token >= e.begin && token < e.end, token + 8 >= e.begin && token + 8 < e.end};
+    bool grew = false;
+#pragma unroll
+    for (int n = 0; n < columns; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[n][i] *= a.scale;
+      if (a.softcap >
+          0) {  // tanh(x) = 1 - 2 / (exp(2x) + 1); the card's own is off by 2^-11, too much times a cap of 50
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[n][i] = a.softcap * (1 - __fdividef(2.f, exp2f(x[n][i]) + 1));
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[n][i] = sees[i / 2] ? x[n][i] : -INFINITY;
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float top = fmaxf(x[n][j], x[n][j + 2]);
+#pragma unroll
+        for (int other = 4; other < 32; other *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, other));
+        top = fmaxf(top, highest[n][j]);  // finite: every tile has a visible token
+        shrink[n][j] = exp2f(highest[n][j] - top);
+        grew |= top != highest[n][j];
+        highest[n][j] = top;
+        const float base = lift == 0 ? top : top - lift;
+        x[n][j] = exp2f(x[n][j] - base);
+        x[n][j + 2] = exp2f(x[n][j + 2] - base);
+        sum[n][j] = sum[n][j] * shrink[n][j] + x[n][j] + x[n][j + 2];
+      }
+    }
+    if (__any_sync(~0u, grew)) {
+#pragma unroll
+      for (int n = 0; n < columns; ++n)
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) o[n][k][i] *= shrink[n][i % 2];
+    }
+  }
+
+  // The tile at `stage` (shared memory), whose first token is `first`. `shrink`: as of weigh.
+  __device__ __forceinline__ void tile(const DecodeArgs& a, uint32_t stage, int first, const DecodeEntry& e,
+                                       float (&shrink)[columns][2]) {
     const int lane = int(threadIdx.x) % 32;
     float s[columns][2][4] = {};
 #pragma unroll
@@ -204,46 +252,17 @@ struct Attend {
 #pragma unroll
       for (int n = 0; n < columns; ++n) ptx::mma_16x8x16(s[n][k % 2], keys, q[n][k][0], q[n][k][1]);
     }
-    const int token = first + lane / 4;
-    const bool sees[2] = {token >= e.begin && token < e.end, token + 8 >= e.begin && token + 8 < e.end};
+    float x[columns][4];
+#pragma unroll
+    for (int n = 0; n < columns; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[n][i] = s[n][0][i] + s[n][1][i];
+    weigh(a, x, shrink, first, e);
     uint32_t p[columns][2];
-    bool grew = false;
-    float shrink[columns][2];
 #pragma unroll
     for (int n = 0; n < columns; ++n) {
-      float x[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = (s[n][0][i] + s[n][1][i]) * a.scale;
-      if (a.softcap >
-          0) {  // tanh(x) = 1 - 2 / (exp(2x) + 1); the card's own is off by 2^-11, too much times a cap of 50
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] = a.softcap * (1 - __fdividef(2.f, exp2f(x[i]) + 1));
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = sees[i / 2] ? x[i] : -INFINITY;
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        float top = fmaxf(x[j], x[j + 2]);
-#pragma unroll
-        for (int other = 4; other < 32; other *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, other));
-        top = fmaxf(top, highest[n][j]);  // finite: every tile has a visible token
-        shrink[n][j] = exp2f(highest[n][j] - top);
-        grew |= top != highest[n][j];
-        highest[n][j] = top;
-        x[j] = exp2f(x[j] - top);
-        x[j + 2] = exp2f(x[j + 2] - top);
-        sum[n][j] = sum[n][j] * shrink[n][j] + x[j] + x[j + 2];
-      }
-      p[n][0] = ptx::transpose_8x8(ptx::pack_bf16(x[0], x[1]));
-      p[n][1] = ptx::transpose_8x8(ptx::pack_bf16(x[2], x[3]));
-    }
-    if (__any_sync(~0u, grew)) {
-#pragma unroll
-      for (int n = 0; n < columns; ++n)
-#pragma unroll
-        for (int k = 0; k < kSteps; ++k)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) o[n][k][i] *= shrink[n][i % 2];
+      p[n][0] = ptx::transpose_8x8(ptx::pack_bf16(x[n][0], x[n][1]));
+      p[n][1] = ptx::transpose_8x8(ptx::pack_bf16(x[n][2], x[n][3]));
     }
     const uint32_t values = stage + uint32_t(Layout::kBytes);
 #pragma unroll

@@ -12,7 +12,6 @@ namespace {
 
 constexpr int kThreads = kMaxSequences;
 constexpr int kFewThreads = 288;  // one per CTA of decode, about
-constexpr int kTileTokens = 16;   // decode's loads start at multiples of it
 
 struct PlanArgs {
   const int32_t* row_starts;
@@ -23,6 +22,7 @@ struct PlanArgs {
   int decode_plans;
   DecodePlan decode[kMaxWindows];
   PrefillPlan prefill[kMaxWindows];
+  PrefillRound round;
 };
 
 struct Scan {
@@ -61,7 +61,7 @@ __device__ void plan_decode(const PlanArgs& a, const DecodePlan& plan) {
     mine = a.row_starts[s + 1] - entry.row == 1;
     entry.end = a.kv_lengths[s];
     entry.begin = plan.window > 0 ? max(0, entry.end - plan.window) : 0;
-    const int32_t tokens = entry.end - entry.begin / kTileTokens * kTileTokens;
+    const int32_t tokens = entry.end - entry.begin / a.shape.start_tokens * a.shape.start_tokens;
     if (mine) entry.chunks = max(1, (tokens + kDecodeChunk - 1) / kDecodeChunk);
   }
   const Scan places = scan(mine ? 1 : 0, sums), chunks = scan(entry.chunks, sums);
@@ -209,7 +209,7 @@ __device__ void plan_prefill(const PlanArgs& a, const PrefillPlan& plan) {
     rows.first = a.row_starts[s];
     const int count = a.row_starts[s + 1] - rows.first;
     rows.cached = a.kv_lengths[s] - count;
-    if (count > 1) rows.count = count;
+    if (count > 1 && (!a.round.places || a.round.places[s].x == a.round.round)) rows.count = count;
   }
   __syncthreads();
   if (rows.count > 0) atomicMax(&longest, rows.cached + rows.count);
@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
 }  // namespace
 
 void make_plans(const Context& context, const BatchInput& batch, const PlanShape& shape,
-                std::span<const DecodePlan> decode, std::span<const PrefillPlan> prefill) {
+                std::span<const DecodePlan> decode, std::span<const PrefillPlan> prefill, PrefillRound round) {
   CHECK(batch.sequences <= kMaxSequences, "more sequences in a step than attention plans for");
   CHECK(decode.size() <= size_t(kMaxWindows) && prefill.size() <= size_t(kMaxWindows));
   CHECK(prefill.empty() || (shape.tile_rows > 0 && shape.heads % shape.most_heads == 0 &&
@@ -268,7 +268,8 @@ void make_plans(const Context& context, const BatchInput& batch, const PlanShape
              shape,
              int(decode.size()),
              {},
-             {}};
+             {},
+             round};
   std::copy(decode.begin(), decode.end(), a.decode);
   std::copy(prefill.begin(), prefill.end(), a.prefill);
   const size_t plans = decode.size() + prefill.size();

@@ -29,7 +29,7 @@ struct alignas(16) DecodeEntry {
   int32_t row;         // of the step's rows
   int32_t begin, end;  // cached positions that the row sees
   int32_t first;       // chunks of the entries before it, for one head
-  int32_t chunks;      // its own; the first starts at begin rounded down to 16
+  int32_t chunks;      // its own; the first starts at begin rounded down to PlanShape::start_tokens
   int32_t unused[2];
 };
 
@@ -59,6 +59,12 @@ struct PrefillItem {
       0;  // of piece 0's partial sums for the first heads, where there are more pieces (PrefillPieces)
 };
 
+// Where prompts take turns (kv_tiers.h): only those whose place has this round are planned for.
+struct PrefillRound {
+  const int2* places = nullptr;  // [S] round, block; null: all at once
+  int round = 0;
+};
+
 // In device memory. Plans differ by window: one for full attention, one for each windowed kind of layer.
 struct DecodePlan {
   DecodeEntry* entries = nullptr;  // [kMaxSequences + 1]
@@ -72,7 +78,8 @@ struct PrefillPlan {
   int window = 0;
 };
 
-// What plans depend on besides the batch and the card; all but kv_heads is of prefill alone. In tiles of
+// What plans depend on besides the batch and the card; kv_heads and start_tokens are decode's, kv_heads is alone
+// needed for it. In tiles of
 // tile_rows, or, with most_heads 2, of half as many where that leaves less of them empty.
 struct PlanShape {
   int kv_heads = 0;
@@ -81,11 +88,12 @@ struct PlanShape {
   int tile_rows = 0;
   int most_heads = 1;   // that may share a tile: 1 or 2
   int tile_tokens = 0;  // in which contexts may be cut; 0: they are not
+  int start_tokens = 16;  // decode's first chunk starts at a multiple
 };
 
 // Enqueues the kernel that fills the plans. CHECKs batch.sequences against kMaxSequences.
 void make_plans(const Context& context, const BatchInput& batch, const PlanShape& shape,
-                std::span<const DecodePlan> decode, std::span<const PrefillPlan> prefill);
+                std::span<const DecodePlan> decode, std::span<const PrefillPlan> prefill, PrefillRound round = {});
 // Items that a plan of prefill may have.
 size_t most_prefill_items(int tokens, int sequences, int tile_rows, int multiprocessors);
 

@@ -16,6 +16,7 @@
 #include "tensor/cuda/attention/plan.h"
 #include "tensor/cuda/device/context.h"
 #include "tensor/cuda/kv_layout.h"
+#include "tensor/cuda/kv_tiers/kv_tiers.h"
 
 namespace sluice::cuda {
 
@@ -45,8 +46,9 @@ CUtensorMap prefill_pool_map(std::byte* pool, size_t bytes, const KvGeometry& ge
 // Raises the kernels' shared memory limits: once, before any capture.
 void prefill_prepare(const KvGeometry& geometry);
 
+// With `unpacked`, blocks are where its rows say (kv_tiers.h), not where the batch's table does.
 void prefill_wgmma(const Context&, const AttentionArgs&, const PrefillPlan&, const PrefillPieces&,
-                   const CUtensorMap& pool_map);
+                   const CUtensorMap& pool_map, const Unpacked* unpacked = nullptr);
 void prefill_general(const Context&, const AttentionArgs&, const PrefillPlan&);
 
 }  // namespace sluice::cuda

@@ -492,7 +492,7 @@ void prefill_wgmma_prepare(const KvGeometry& g) {
 }
 
 void prefill_wgmma(const Context& context, const AttentionArgs& a, const PrefillPlan& plan,
-                   const PrefillPieces& pieces, const CUtensorMap& pool_map) {
+                   const PrefillPieces& pieces, const CUtensorMap& pool_map, const Unpacked* unpacked) {
   const KvRows rows(a.geometry);
   CHECK(prefill_uses_wgmma(a.geometry) && a.heads % rows.kv_heads == 0);
   CHECK(a.out.stride % 8 == 0, "rows of the output are written 16 bytes at a time");
@@ -509,8 +509,14 @@ void prefill_wgmma(const Context& context, const AttentionArgs& a, const Prefill
   p.heads = a.heads;
   p.heads_per_kv = a.heads / rows.kv_heads;
   p.block_tokens = rows.block_tokens;
-  p.block_rows = int(rows.block_rows());
+  p.block_rows = int(a.kv.block_bytes / (size_t(rows.head_dim) * 2));
   p.key_row = int(rows.layer_row(a.kv.layer_in_group));
+  if (unpacked) {
+    p.table = unpacked->rows;
+    p.table_stride = unpacked->row_blocks;
+    p.block_rows = 1;
+    p.key_row = 0;
+  }
   p.value_rows = int(rows.value_rows());
   p.window = a.window > 0 ? a.window : 1 << 30;
   p.score_scale = (a.softcap > 0 ? a.softcap : a.scale) * prefill::kLog2e;

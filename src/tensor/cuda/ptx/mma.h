@@ -1,4 +1,4 @@
-// The warp's matrix product m16n8k16 (bf16 in, f32 sums) and the loads of its fragments. PTX ISA 9.0, sections
+// The warp's matrix product m16n8k16 (bf16 or half precision in, f32 sums) and the loads of its fragments. PTX ISA 9.0, sections
 // "mma.sync", "ldmatrix", "movmatrix". In a fragment, lane l holds of an 8x8 matrix row l/4, columns
 // 2*(l%4) and the next, the lower column in the lower half.
 #pragma once
@@ -14,6 +14,16 @@ namespace sluice::cuda::ptx {
 __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same in half precision.
+__device__ __forceinline__ void mma_16x8x16_half(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                 uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -42,6 +52,11 @@ __device__ __forceinline__ uint32_t transpose_8x8(uint32_t m) {
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+__device__ __forceinline__ uint32_t pack_half(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
 
