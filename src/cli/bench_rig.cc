@@ -82,6 +82,7 @@ void BenchRig::age(BlockTable& table, int landed) {
   const KvLayout& layout = steps_.kv.layout;
   for (bool all = false; !all;) {
     std::vector<BlockMove> moves;
+    moves.reserve(size_t(layout.most_moves()));
     all = table.convert(blocks_, layout.tiering, landed, moves, layout.most_moves());
     if (moves.empty()) {
       CHECK(all, "the pool has no place for a conversion");

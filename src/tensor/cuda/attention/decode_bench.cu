@@ -1,10 +1,15 @@
 // Decode attention in a graph of many calls, as a step runs it, over pools larger than the L2: µs per layer,
-// the bytes of keys and values, GB/s, and the share of the card's 4.56 TB/s.
+// the bytes of keys and values (scales included), GB/s, and the share of the card's 4.56 TB/s.
+//
+//     cuda_attention_bench [nothing|plan|cache]   many shapes in bf16; what is read ahead (decode.h)
+//     cuda_attention_bench tiers                  by precision, batch and context; "full": bf16 in a pool with tiers
+#include <array>
 #include <cstdio>
 #include <string_view>
 
 #include "tensor/cuda/attention/decode.h"
 #include "tensor/cuda/kv_layout.h"
+#include "tensor/cuda/kv_tiers/kv_tiers.h"
 #include "tensor/cuda/testing/device.h"
 
 namespace sluice::cuda {
@@ -13,43 +18,93 @@ namespace {
 using test::DeviceBytes;
 
 constexpr double kCeiling = 4.56e12;  // bytes a second, measured (shared/reference/h200.md)
-constexpr int kBlock = 16;
 
 struct Shape {
   const char* name;
   int heads, kv_heads, head_dim, window;
   std::vector<int> lengths;
+  bool tiered = false;
+  std::vector<KvTier> tiers = {KvTier::full};  // of the blocks before the newest `newest`, in stretches alike
 };
 
+// Moves a few random blocks from the last slots to the first places of each tier, as a step would, and copies them to
+// the others.
+void fill_tiers(const KvGeometry& g, const DeviceBytes& pool, int slots, const std::vector<KvRef>& refs) {
+  constexpr size_t kSources = 4;
+  const size_t quarter = slot_bytes(g) / kSlotUnits;
+  const auto at = [&](KvRef ref) { return pool.as<std::byte>() + size_t(kv_first_unit(ref)) * quarter; };
+  std::array<std::vector<KvRef>, kKvTiers> places;
+  for (const KvRef ref : refs) places[size_t(kv_tier(ref))].push_back(ref);
+  std::vector<KvMove> moves;
+  for (const auto& of_tier : places)
+    for (size_t i = 0; i < std::min(kSources, of_tier.size()); ++i)
+      moves.push_back({slots - 1 - int(i), of_tier[i]});
+  const DeviceBytes on_card = test::upload(moves);
+  BatchInput batch;
+  batch.moves = on_card.as<KvMove>();
+  batch.move_count = int(moves.size());
+  move_blocks(test::context(), {batch, g, pool.as<std::byte>(), slot_bytes(g)});
+  test::wait();
+  for (const auto& of_tier : places)
+    for (size_t i = kSources; i < of_tier.size(); ++i)
+      CUDA_CHECK(cudaMemcpyAsync(at(of_tier[i]), at(of_tier[i % kSources]),
+                                 quarter * size_t(kv_units(kv_tier(of_tier[i]))), cudaMemcpyDeviceToDevice));
+  CUDA_CHECK(cudaDeviceSynchronize());
+}
+
 void measure(const Shape& s, ReadAhead ahead) {
+  const int kBlock = s.tiered ? kStripTokens : 16;
+  const auto tier_of = [&](int block, int length) {
+    const int blocks = (length + kBlock - 1) / kBlock;
+    return s.tiers[size_t(block) * s.tiers.size() / size_t(blocks)];
+  };
   const int n = int(s.lengths.size());
-  double tokens = 0;
-  int stride = 0, blocks = 0;
+  double bytes = 0;
+  int stride = 0, blocks = 0, units = 0;
   for (int length : s.lengths) {
     const int of_sequence = (length + kBlock - 1) / kBlock;
-    tokens += s.window ? std::min(length, s.window) : length;
+    for (int b = 0; b < of_sequence; ++b) {
+      const int seen = std::min(length, (b + 1) * kBlock) - std::max(b * kBlock, s.window ? length - s.window : 0);
+      const KvTier tier = tier_of(b, length);
+      units += kv_units(tier);
+      if (seen > 0)
+        bytes += s.kv_heads * (tier == KvTier::full ? 4.0 * s.head_dim * seen : strip_bytes(tier, s.head_dim));
+    }
     blocks += of_sequence;
     stride = std::max(stride, of_sequence);
   }
-  const double bytes = tokens * s.kv_heads * s.head_dim * 4;
   // Layers of one pool, until a round is beyond the L2.
-  const double of_layer = double(blocks) * kBlock * s.kv_heads * s.head_dim * 4;
-  const int layers = int(std::clamp(300e6 / std::max(bytes, 1.0), 2.0, std::max(2.0, 20e9 / of_layer)));
-  const KvGeometry g{kBlock, std::min(layers, 200), s.kv_heads, s.head_dim, DType::bf16};
+  const int layers = int(std::clamp(300e6 / std::max(bytes, 1.0), 2.0, std::max(2.0, 20e9 / bytes)));
+  const KvGeometry g{kBlock, std::min(layers, 200), s.kv_heads, s.head_dim, DType::bf16, s.tiered};
   const KvRows rows(g);
-  DeviceBytes pool(size_t(blocks) * rows.block_bytes());
+  const int slots = s.tiered ? units / kSlotUnits + 16 : blocks;
+  DeviceBytes pool(size_t(slots) * slot_bytes(g));
   static const DeviceBytes values = test::upload_bf16(test::random_bf16(1 << 20, 2));
   for (size_t at = 0; at < pool.bytes(); at += values.bytes())
     CUDA_CHECK(cudaMemcpy(pool.as<std::byte>() + at, values.data(), std::min(values.bytes(), pool.bytes() - at),
                           cudaMemcpyDeviceToDevice));
-  std::vector<int32_t> ids(static_cast<size_t>(blocks)), table(size_t(n * stride), -1), starts;
-  for (int i = 0; i < blocks; ++i) ids[size_t(i)] = i;
+  // Places of each tier, shuffled.
+  std::array<std::vector<KvRef>, kKvTiers> places;
+  for (int length : s.lengths)
+    for (int b = 0; b < (length + kBlock - 1) / kBlock; ++b) places[size_t(tier_of(b, length))].push_back(0);
+  std::vector<KvRef> refs;
+  std::vector<int32_t> table(size_t(n * stride), -1), starts;
   std::mt19937 rng(1);
-  std::shuffle(ids.begin(), ids.end(), rng);
+  for (int tier = 0, slot = 0; tier < kKvTiers; ++tier) {
+    auto& of_tier = places[size_t(tier)];
+    const int per_slot = kSlotUnits / kv_units(KvTier(tier));
+    for (size_t i = 0; i < of_tier.size(); ++i) of_tier[i] = kv_ref(KvTier(tier), slot * per_slot + int(i));
+    slot += (int(of_tier.size()) + per_slot - 1) / per_slot;
+    std::shuffle(of_tier.begin(), of_tier.end(), rng);
+    refs.insert(refs.end(), of_tier.begin(), of_tier.end());
+  }
+  if (s.tiered) kv_tiers_prepare(g), fill_tiers(g, pool, slots, refs);
   for (int i = 0; i <= n; ++i) starts.push_back(i);
   for (int i = 0; i < n; ++i)
-    for (int b = 0; b < (s.lengths[size_t(i)] + kBlock - 1) / kBlock; ++b)
-      table[size_t(i * stride + b)] = ids.back(), ids.pop_back();
+    for (int b = 0; b < (s.lengths[size_t(i)] + kBlock - 1) / kBlock; ++b) {
+      auto& of_tier = places[size_t(tier_of(b, s.lengths[size_t(i)]))];
+      table[size_t(i * stride + b)] = of_tier.back(), of_tier.pop_back();
+    }
   const DeviceBytes d_table = test::upload(table), d_starts = test::upload(starts),
                     d_lengths = test::upload(s.lengths);
   BatchInput batch;
@@ -66,13 +121,14 @@ void measure(const Shape& s, ReadAhead ahead) {
   const int64_t columns = int64_t(s.heads) * s.head_dim;
   const DeviceBytes q = test::upload_bf16(test::random_bf16(size_t(n * columns), 1)),
                     out(size_t(n * columns) * 2);
-  make_plans(test::context(), batch, {.kv_heads = s.kv_heads}, std::span(&plan, 1), {});
+  make_plans(test::context(), batch, {.kv_heads = s.kv_heads, .start_tokens = s.tiered ? kStripTokens : 16},
+             std::span(&plan, 1), {});
   const float us =
       1000 * test::graph_ms(std::max(g.layers_per_group, 8), 9, [&](int i) {
         const AttentionArgs args{test::bf16_tensor(q.data(), n, columns),
                                  batch,
                                  g,
-                                 {pool.as<std::byte>(), rows.block_bytes(), i % g.layers_per_group, 0},
+                                 {pool.as<std::byte>(), slot_bytes(g), i % g.layers_per_group, 0},
                                  s.heads,
                                  0.1f,
                                  s.window,
@@ -87,6 +143,26 @@ void measure(const Shape& s, ReadAhead ahead) {
   std::fflush(stdout);
 }
 
+std::vector<int> n_of(int n, int length) { return std::vector<int>(size_t(n), length); }
+
+void measure_tiers() {
+  using enum KvTier;
+  const std::pair<const char*, std::vector<KvTier>> kinds[] = {
+      {"bf16", {full}}, {"full", {full}}, {"int8", {int8}}, {"fp8", {fp8}}, {"int4", {int4}}};
+  for (const int batch : {1, 8, 32, 128})
+    for (const int length : {1024, 8192, 32768})
+      for (const auto& [name, tiers] : kinds) {
+        char what[40];
+        std::snprintf(what, sizeof what, "%s %d x %d", name, batch, length);
+        measure({what, 32, 8, 128, 0, n_of(batch, length), name[0] != 'b', tiers}, ReadAhead::nothing);
+      }
+  // An aged context: an eighth int8, the newest 64th in full.
+  std::vector<KvTier> aged(64, int4);
+  std::fill(aged.begin() + 55, aged.end() - 1, int8), aged.back() = full;
+  for (const int batch : {1, 32})
+    measure({"aged x 32768", 32, 8, 128, 0, n_of(batch, 32768), true, aged}, ReadAhead::nothing);
+}
+
 std::vector<int> mixture() {
   std::vector<int> lengths(128, 500);
   lengths[50] = 32768;
@@ -98,12 +174,11 @@ std::vector<int> mixture() {
 
 int main(int argc, char** argv) {
   using namespace sluice::cuda;
-  // "plan" or "cache": what is read ahead (decode.h); nothing by default
   const std::string_view wish = argc > 1 ? argv[1] : "";
   const ReadAhead ahead = wish == "plan"    ? ReadAhead::plan
                           : wish == "cache" ? ReadAhead::cache
                                             : ReadAhead::nothing;
-  const auto n_of = [](int n, int length) { return std::vector<int>(size_t(n), length); };
+  if (wish == "tiers") return measure_tiers(), 0;
   const auto at = [&](const char* name, int heads, int kv_heads, int head_dim, int window,
                       std::vector<int> lengths) {
     measure({name, heads, kv_heads, head_dim, window, std::move(lengths)}, ahead);
