@@ -175,6 +175,51 @@ TEST_F(Builder, OnlyBatchesOfOneSampledRowEachAreReplayed) {
 }
 
 // The largest batches stay within what was reserved, padded or not.
+// So that a device knows how much of small tiers a step's prompts make it unpack.
+TEST(BatchBuilderTiers, PromptBlocksCountWherePromptsReadSmallOnes) {
+  const KvLayout layout{.block_tokens = 4,
+                        .windows = {0, 8},
+                        .max_length = 64,
+                        .max_step_tokens = 16,
+                        .tiering = {.stages = {{{KvTier::int8, 0}}}, .count = 1}};
+  BlockPool pool(100, layout.tiering);
+  FakeRunner memory(layout, 1, 1, 10);
+  const BatchBuilder builder({16, 4, false}, layout, {});
+  Step step;
+  builder.reserve(step, memory);
+  std::deque<BlockTable> tables;
+  std::deque<LiveRequest> requests;
+  const auto add = [&](int length) -> LiveRequest& {
+    Request wish;
+    wish.prompt.assign(size_t(length), 1);
+    LiveRequest& live = requests.emplace_back(std::move(wish), std::span<const int32_t>(), nullptr);
+    live.slot = int(requests.size()) - 1;
+    live.table = &tables.emplace_back(layout);
+    CHECK(live.table->grow(pool, length));
+    return live;
+  };
+  const auto prompt_blocks = [&](std::vector<PlanEntry> entries) {
+    step.plan.reset();
+    step.record = {};
+    for (const PlanEntry& e : entries) step.plan.entries.push_back(e), step.plan.tokens += e.count;
+    builder.build(step, pool);
+    return step.batch.prompt_blocks;
+  };
+  LiveRequest &a = add(22), &b = add(13), &c = add(9);
+  const std::vector<PlanEntry> entries = {{&a, 16, 6, true}, {&b, 10, 3, true}, {&c, 8, 1, true}};
+  EXPECT_EQ(prompt_blocks(entries), 0) << "all are in full";
+  std::vector<BlockMove> moves;
+  moves.reserve(16);
+  ASSERT_TRUE(c.table->convert(pool, layout.tiering, 8, moves, 16));
+  pool.land(moves);
+  EXPECT_EQ(prompt_blocks(entries), 0) << "only a sequence with one row has a small one";
+  moves.clear();
+  ASSERT_TRUE(a.table->convert(pool, layout.tiering, 16, moves, 16));
+  pool.land(moves);
+  EXPECT_EQ(prompt_blocks(entries), 6 + 4) << "of both prompts";
+  EXPECT_EQ(prompt_blocks({{&c, 8, 1, true}, {&b, 10, 3, true}}), 0);
+}
+
 TEST_F(Builder, TheLargestBatchFits) {
   for (bool replay : {false, true}) {
     const BatchBuilder builder = this->builder(replay);

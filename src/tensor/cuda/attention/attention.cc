@@ -94,16 +94,17 @@ Status PagedAttention::reserve(const WorkspaceShape& shape, const Context& conte
             .block_tokens = geometry_.block_tokens,
             .tile_rows = prefill_tile_rows(geometry_),
             .most_heads = prefill_heads_per_tile(geometry_, shape.max_heads),
-            .tile_tokens = prefill_tile_tokens(geometry_),
-            .start_tokens = geometry_.tiered ? kStripTokens : 16};
+            .tile_tokens = prefill_tile_tokens(geometry_)};
   const int ctas = decode_prepare(context, geometry_, shape_.heads);
 
   Carver plan;
-  std::array<size_t, kMaxWindows> entries_at, shares_at, counts_at, items_at;
+  std::array<size_t, kMaxWindows> entries_at, shares_at, counts_at, items_at, before_at;
+  const int before_stride = geometry_.tiered ? (shape.max_context + kStripTokens - 1) / kStripTokens + 1 : 0;
   for (size_t i = 0; i < kMaxWindows; ++i) {
     entries_at[i] = plan.add<DecodeEntry>(kMaxSequences + 1);
     shares_at[i] = plan.add<DecodeShare>(size_t(ctas));
     counts_at[i] = plan.add<int32_t>(1);
+    before_at[i] = plan.add<int32_t>(size_t(shape.max_sequences) * size_t(before_stride));
     items_at[i] = plan.add<PrefillItem>(
         most_prefill_items(shape.max_tokens, shape.max_sequences, shape_.tile_rows, context.multiprocessors));
   }
@@ -123,7 +124,11 @@ Status PagedAttention::reserve(const WorkspaceShape& shape, const Context& conte
   std::byte* const p = plan_memory_.as<std::byte>();
   for (size_t i = 0; i < kMaxWindows; ++i) {
     decode_plans_[i] = {reinterpret_cast<DecodeEntry*>(p + entries_at[i]),
-                        reinterpret_cast<DecodeShare*>(p + shares_at[i]), ctas, 0};
+                        reinterpret_cast<DecodeShare*>(p + shares_at[i]), ctas};
+    if (geometry_.tiered) {
+      decode_plans_[i].before = reinterpret_cast<int32_t*>(p + before_at[i]);
+      decode_plans_[i].before_stride = before_stride;
+    }
     prefill_plans_[i] = {reinterpret_cast<int32_t*>(p + counts_at[i]),
                          reinterpret_cast<PrefillItem*>(p + items_at[i]), 0};
   }
@@ -184,6 +189,7 @@ size_t PagedAttention::plan_of(const AttentionArgs& a) {
   CHECK(i < kMaxWindows, "more kinds of windows than attention plans for");
   if (i == known_) {
     decode_plans_[size_t(i)].window = prefill_plans_[size_t(i)].window = a.window;
+    decode_plans_[size_t(i)].group = a.kv.group;
     ++known_;
   }
   if (i >= planned_) {

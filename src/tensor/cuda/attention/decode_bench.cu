@@ -117,12 +117,17 @@ void measure(const Shape& s, ReadAhead ahead) {
   const int ctas = decode_prepare(test::context(), g, s.heads);
   const DeviceBytes entries(sizeof(DecodeEntry) * (kMaxSequences + 1)),
       shares(sizeof(DecodeShare) * size_t(ctas)), pieces(decode_scratch_bytes(g, s.heads, ctas));
-  const DecodePlan plan{entries.as<DecodeEntry>(), shares.as<DecodeShare>(), ctas, s.window};
+  DecodePlan plan{entries.as<DecodeEntry>(), shares.as<DecodeShare>(), ctas, s.window};
+  const DeviceBytes before(size_t(n * stride) * sizeof(int32_t));
+  if (s.tiered) plan.before = before.as<int32_t>(), plan.before_stride = stride;
   const int64_t columns = int64_t(s.heads) * s.head_dim;
   const DeviceBytes q = test::upload_bf16(test::random_bf16(size_t(n * columns), 1)),
                     out(size_t(n * columns) * 2);
-  make_plans(test::context(), batch, {.kv_heads = s.kv_heads, .start_tokens = s.tiered ? kStripTokens : 16},
-             std::span(&plan, 1), {});
+  const auto make_plan = [&] {
+    make_plans(test::context(), batch, {.kv_heads = s.kv_heads, .block_tokens = kBlock}, std::span(&plan, 1), {});
+  };
+  make_plan();
+  const float plan_us = s.tiered ? 1000 * test::graph_ms(8, 9, [&](int) { make_plan(); }) : 0;
   const float us =
       1000 * test::graph_ms(std::max(g.layers_per_group, 8), 9, [&](int i) {
         const AttentionArgs args{test::bf16_tensor(q.data(), n, columns),
@@ -137,9 +142,9 @@ void measure(const Shape& s, ReadAhead ahead) {
         decode(test::context(), args, plan, pieces.as<PieceColumn>(), i > 0 ? ahead : ReadAhead::nothing);
       });
   std::printf(
-      "%-28s %2d/%d x %3d  %8.2f us  %8.2f MB  floor %7.2f us  %6.0f GB/s  %3.0f %%  (%d CTAs, %d layers)\n",
+      "%-28s %2d/%d x %3d  %8.2f us  %8.2f MB  floor %7.2f us  %6.0f GB/s  %3.0f %%  (%d CTAs, %d layers, plan %.1f us)\n",
       s.name, s.heads, s.kv_heads, s.head_dim, us, bytes / 1e6, bytes / kCeiling * 1e6, bytes / us / 1e3,
-      bytes / us * 1e6 / kCeiling * 100, ctas, g.layers_per_group);
+      bytes / us * 1e6 / kCeiling * 100, ctas, g.layers_per_group, double(plan_us));
   std::fflush(stdout);
 }
 

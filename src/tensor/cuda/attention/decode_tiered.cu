@@ -92,6 +92,27 @@ struct TierTile {
   KvTier tier;
 };
 
+// A Walk that knows which blocks a fragment has: plans are by weight (plan.h).
+struct TierWalk : Walk {
+  int begin_block = 0, end_block = 0;  // of this fragment
+
+  __device__ explicit TierWalk(const TieredArgs& a) : Walk(a) { find(a, true); }
+  __device__ void advance(const TieredArgs& a) {
+    const int before = segment;
+    Walk::advance(a);
+    find(a, segment != before);
+  }
+
+ private:
+  __device__ void find(const TieredArgs& a, bool enters) {
+    begin_block = end_block = 0;
+    if (done()) return;
+    const DecodeSegment& s = a.shares[blockIdx.x].segments[segment];
+    begin_block = enters ? s.begin_block : e.first_block;
+    end_block = left <= e.chunks - chunk ? s.end_block : e.end_block;
+  }
+};
+
 // A warp's stream of loads. Block b of a context has as many tiles as a slot has quarters in it, and the warps of a
 // CTA take those of a tier in turn: at most one of each block.
 template <int width, int stages>
@@ -100,10 +121,9 @@ struct TierLoader {
   static constexpr int kWarps = warps_of(width);
   static_assert(kWarps % kSlotUnits == 0);
 
-  Walk at;
+  TierWalk at;
   int fragment = 0;
-  int first_block = 0, blocks = 0;  // of the fragment
-  int base = 0;                     // of its blocks, those that `mine` and `refs` are of: 32 from here
+  int base = 0;  // the first of the 32 blocks that `mine` and `refs` are of
   uint32_t mine = 0;
   KvRef refs = kNoKvRef;  // lane i: of block base + i
   uint32_t ring;
@@ -115,19 +135,17 @@ struct TierLoader {
     return (int(threadIdx.x) / 32 - block * units) & (kWarps - 1);
   }
   __device__ void enter(const TieredArgs& a) {
-    base = 0;
-    first_block = at.e.begin / kStripTokens + at.chunk;
-    blocks = at.done() ? 0 : at.chunks();
+    base = at.begin_block;
     look_up(a);
   }
   __device__ void look_up(const TieredArgs& a) {
     const int b = base + int(threadIdx.x) % 32;
     bool has = false;
-    if (b < blocks) {
-      refs = a.table[int64_t(at.e.sequence) * a.table_stride + first_block + b];
+    if (b < at.end_block) {
+      refs = a.table[int64_t(at.e.sequence) * a.table_stride + b];
       if (refs >= 0) {
         const int units = kv_units(kv_tier(refs)), tokens = kStripTokens / units;
-        const int tile = tile_of(first_block + b, units), first = (first_block + b) * kStripTokens + tile * tokens;
+        const int tile = tile_of(b, units), first = b * kStripTokens + tile * tokens;
         has = tile < units && first < at.e.end && first + tokens > at.e.begin;
       }
     }
@@ -138,7 +156,7 @@ struct TierLoader {
   __device__ TierTile next(const TieredArgs& a) {
     while (mine == 0 && !at.done()) {
       base += 32;
-      if (base < blocks) {
+      if (base < at.end_block) {
         look_up(a);
       } else {
         at.advance(a);
@@ -148,7 +166,7 @@ struct TierLoader {
     }
     TierTile tile{-1, 0, KvTier::full};
     if (mine != 0) {
-      const int i = __ffs(int(mine)) - 1, block = first_block + base + i;
+      const int i = __ffs(int(mine)) - 1, block = base + i;
       mine &= mine - 1;
       const KvRef ref = __shfl_sync(~0u, refs, i);
       tile.fragment = fragment;
@@ -204,7 +222,7 @@ struct TierAttend : Attend<width, 1, kLift> {
     shift[0] = shift[1] = 0;
   }
 
-  __device__ __forceinline__ void weigh(const DecodeArgs& a, float (&x)[1][4], int first, const DecodeEntry& e) {
+  __device__ __forceinline__ void weigh(const DecodeArgs& a, float (&x)[1][8], int first, const DecodeEntry& e) {
     float shrink[1][2];
     Base::weigh(a, x, shrink, first, e);
     shift[0] *= shrink[0][0], shift[1] *= shrink[0][1];
@@ -214,52 +232,65 @@ struct TierAttend : Attend<width, 1, kLift> {
     Base::tile(a, stage, first, e, shrink);
     shift[0] *= shrink[0][0], shift[1] *= shrink[0][1];
   }
-  // Weights, times the scales of their tokens, as the products' second operand.
-  __device__ __forceinline__ static void as_operand(uint32_t (&p)[2], const float (&x)[4], float scale,
-                                                    float scale_8) {
+  // Weights of 16 tokens, times the scales of theirs, as the products' second operand.
+  __device__ __forceinline__ static void as_operand(uint32_t (&p)[2], const float* x, float scale, float scale_8) {
     constexpr float kMost = 65504;  // of half precision
     p[0] = ptx::transpose_8x8(ptx::pack_half(fminf(x[0] * scale, kMost), fminf(x[1] * scale, kMost)));
     p[1] = ptx::transpose_8x8(ptx::pack_half(fminf(x[2] * scale_8, kMost), fminf(x[3] * scale_8, kMost)));
   }
-  __device__ __forceinline__ static bool seen(int first, const DecodeEntry& e) {
-    return first < e.end && first + S::kGroup > e.begin;
-  }
+
+  // Two groups of 16 tokens at a time: while one's product is under way, so is the other's, and their softmax is one.
+  static constexpr int kPair = 2 * S::kGroup;
+  static_assert(kPair == S::kHalf);
 
   template <bool fp8>
   __device__ __forceinline__ void bits8(const DecodeArgs& a, uint32_t stage, int first, const DecodeEntry& e) {
     const int lane = int(threadIdx.x) % 32;
-#pragma unroll 1
-    for (int g = 0; g < S::kHalf / S::kGroup; ++g, first += S::kGroup) {
-      if (!seen(first, e)) continue;
-      const uint32_t keys = stage + uint32_t(g * S::kGroup8 + lane * 16);
-      float s[2][4] = {};
+    const uint32_t keys = stage + uint32_t(lane * 16);
+    float s[2][4] = {};
 #pragma unroll
-      for (int i = 0; i < kSteps / 2; ++i) {
-        const uint4 unit = load_shared(keys + uint32_t(i * 512));
-        uint32_t k[4];
-        unpack8<fp8>(k, unit.x, unit.y);
-        ptx::mma_16x8x16_half(s[0], k, half_q[2 * i][0], half_q[2 * i][1]);
-        unpack8<fp8>(k, unit.z, unit.w);
-        ptx::mma_16x8x16_half(s[1], k, half_q[2 * i + 1][0], half_q[2 * i + 1][1]);
+    for (int i = 0; i < kSteps / 2; ++i) {
+      uint4 unit[2];
+#pragma unroll
+      for (int g = 0; g < 2; ++g) unit[g] = load_shared(keys + uint32_t(g * S::kGroup8 + i * 512));
+      uint32_t k[4];
+#pragma unroll
+      for (int g = 0; g < 2; ++g) {
+        unpack8<fp8>(k, unit[g].x, unit[g].y);
+        ptx::mma_16x8x16_half(s[g], k, half_q[2 * i][0], half_q[2 * i][1]);
       }
-      const uint32_t scales = stage + uint32_t(S::kKeyScales + (g * S::kGroup + lane / 4) * 2);
-      const float key[2] = {load_shared_half(scales), load_shared_half(scales + 16)};
-      float x[1][4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[0][i] = (s[0][i] + s[1][i]) * key[i / 2];
-      weigh(a, x, first, e);
-      const uint32_t value_scales = scales + S::kValueScales - S::kKeyScales;
-      uint32_t p[2];
-      as_operand(p, x[0], load_shared_half(value_scales), load_shared_half(value_scales + 16));
-      const uint32_t values = keys + S::kValues8;
+      for (int g = 0; g < 2; ++g) {
+        unpack8<fp8>(k, unit[g].z, unit[g].w);
+        ptx::mma_16x8x16_half(s[g], k, half_q[2 * i + 1][0], half_q[2 * i + 1][1]);
+      }
+    }
+    const uint32_t scales = stage + uint32_t(S::kKeyScales + lane / 4 * 2);
+    float x[1][8];
 #pragma unroll
-      for (int i = 0; i < kSteps / 2; ++i) {
-        const uint4 unit = load_shared(values + uint32_t(i * 512));
+    for (int i = 0; i < 8; i += 2) {
+      const float scale = load_shared_half(scales + uint32_t(i / 2 * 16));
+      x[0][i] = s[i / 4][i % 4] * scale;
+      x[0][i + 1] = s[i / 4][i % 4 + 1] * scale;
+    }
+    weigh(a, x, first, e);
+    const uint32_t value_scales = scales + S::kValueScales - S::kKeyScales;
+    uint32_t p[2][2];
+#pragma unroll
+    for (int g = 0; g < 2; ++g)
+      as_operand(p[g], &x[0][4 * g], load_shared_half(value_scales + uint32_t(g * 32)),
+                 load_shared_half(value_scales + uint32_t(g * 32 + 16)));
+    const uint32_t values = keys + S::kValues8;
+#pragma unroll
+    for (int i = 0; i < kSteps / 2; ++i) {
+#pragma unroll
+      for (int g = 0; g < 2; ++g) {
+        const uint4 unit = load_shared(values + uint32_t(g * S::kGroup8 + i * 512));
         uint32_t v[4];
         unpack8<fp8>(v, unit.x, unit.y);
-        ptx::mma_16x8x16_half(o[0][2 * i], v, p[0], p[1]);
+        ptx::mma_16x8x16_half(o[0][2 * i], v, p[g][0], p[g][1]);
         unpack8<fp8>(v, unit.z, unit.w);
-        ptx::mma_16x8x16_half(o[0][2 * i + 1], v, p[0], p[1]);
+        ptx::mma_16x8x16_half(o[0][2 * i + 1], v, p[g][0], p[g][1]);
       }
     }
   }
@@ -277,41 +308,54 @@ struct TierAttend : Attend<width, 1, kLift> {
       ptx::mma_16x8x16_half(minima, rows, half_q[k][0], half_q[k][1]);
     }
 #pragma unroll 1
-    for (int g = 0; g < kStripTokens / S::kGroup; ++g, first += S::kGroup) {
-      if (!seen(first, e)) continue;
-      const uint32_t keys = stage + uint32_t(g * S::kGroup4 + lane * 16);
-      float s[2][4] = {{minima[0], minima[1], minima[2], minima[3]}, {}};
+    for (int pair = 0; pair < kStripTokens / kPair; ++pair, first += kPair) {
+      if (first >= e.end || first + kPair <= e.begin) continue;
+      const uint32_t keys = stage + uint32_t(pair * 2 * S::kGroup4 + lane * 16);
+      float s[2][4] = {{minima[0], minima[1], minima[2], minima[3]}, {minima[0], minima[1], minima[2], minima[3]}};
 #pragma unroll
       for (int i = 0; i < kSteps / 4; ++i) {
-        const uint4 unit = load_shared(keys + uint32_t(i * 512));
-        const uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
+        uint4 unit[2];
+#pragma unroll
+        for (int g = 0; g < 2; ++g) unit[g] = load_shared(keys + uint32_t(g * S::kGroup4 + i * 512));
+        const uint32_t words[2][4] = {{unit[0].x, unit[0].y, unit[0].z, unit[0].w},
+                                      {unit[1].x, unit[1].y, unit[1].z, unit[1].w}};
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
-          uint32_t k[4];
-          unpack4(k, words[w]);
-          ptx::mma_16x8x16_half(s[w % 2], k, scaled[4 * i + w][0], scaled[4 * i + w][1]);
+#pragma unroll
+          for (int g = 0; g < 2; ++g) {
+            uint32_t k[4];
+            unpack4(k, words[g][w]);
+            ptx::mma_16x8x16_half(s[g], k, scaled[4 * i + w][0], scaled[4 * i + w][1]);
+          }
         }
       }
-      float x[1][4];
+      float x[1][8];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[0][i] = s[0][i] + s[1][i];
+      for (int i = 0; i < 8; ++i) x[0][i] = s[i / 4][i % 4];
       weigh(a, x, first, e);
-      const uint32_t tokens = stage + uint32_t(S::kTokens + (g * S::kGroup + lane / 4) * 4);
-      const float2 token = load_shared_half2(tokens), token_8 = load_shared_half2(tokens + 32);  // scale, minimum
-      shift[0] += x[0][0] * token.y + x[0][2] * token_8.y;
-      shift[1] += x[0][1] * token.y + x[0][3] * token_8.y;
-      uint32_t p[2];
-      as_operand(p, x[0], token.x, token_8.x);
+      const uint32_t tokens = stage + uint32_t(S::kTokens + (pair * kPair + lane / 4) * 4);
+      uint32_t p[2][2];
+#pragma unroll
+      for (int g = 0; g < 2; ++g) {
+        const float2 token = load_shared_half2(tokens + uint32_t(g * 64));  // scale, minimum
+        const float2 token_8 = load_shared_half2(tokens + uint32_t(g * 64 + 32));
+        shift[0] += x[0][4 * g] * token.y + x[0][4 * g + 2] * token_8.y;
+        shift[1] += x[0][4 * g + 1] * token.y + x[0][4 * g + 3] * token_8.y;
+        as_operand(p[g], &x[0][4 * g], token.x, token_8.x);
+      }
       const uint32_t values = keys + S::kValues4;
 #pragma unroll
       for (int i = 0; i < kSteps / 4; ++i) {
-        const uint4 unit = load_shared(values + uint32_t(i * 512));
-        const uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
 #pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          uint32_t v[4];
-          unpack4(v, words[w]);
-          ptx::mma_16x8x16_half(o[0][4 * i + w], v, p[0], p[1]);
+        for (int g = 0; g < 2; ++g) {
+          const uint4 unit = load_shared(values + uint32_t(g * S::kGroup4 + i * 512));
+          const uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
+#pragma unroll
+          for (int w = 0; w < 4; ++w) {
+            uint32_t v[4];
+            unpack4(v, words[w]);
+            ptx::mma_16x8x16_half(o[0][4 * i + w], v, p[g][0], p[g][1]);
+          }
         }
       }
     }

@@ -198,36 +198,45 @@ struct Attend {
   }
 
   // Scores of 16 tokens from `first` on, as they come from the products, to weights; sums are brought to the new
-  // maximum, and were multiplied by `shrink`.
-  __device__ __forceinline__ void weigh(const DecodeArgs& a, float (&x)[columns][4], float (&shrink)[columns][2],
-                                        int first, const DecodeEntry& e) {
+  // maximum, and were multiplied by `shrink`. With more scores the tokens that follow, 16 for each four.
+  template <int scores>
+  __device__ __forceinline__ void weigh(const DecodeArgs& a, float (&x)[columns][scores],
+                                        float (&shrink)[columns][2], int first, const DecodeEntry& e) {
     const int token = first + int(threadIdx.x) % 32 / 4;
-    const bool sees[2] = {token >= e.begin && token < e.end, token + 8 >= e.begin && token + 8 < e.end};
     bool grew = false;
 #pragma unroll
     for (int n = 0; n < columns; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[n][i] *= a.scale;
+      for (int i = 0; i < scores; ++i) x[n][i] *= a.scale;
       if (a.softcap >
           0) {  // tanh(x) = 1 - 2 / (exp(2x) + 1); the card's own is off by 2^-11, too much times a cap of 50
 #pragma unroll
-        for (int i = 0; i < 4; ++i) x[n][i] = a.softcap * (1 - __fdividef(2.f, exp2f(x[n][i]) + 1));
+        for (int i = 0; i < scores; ++i) x[n][i] = a.softcap * (1 - __fdividef(2.f, exp2f(x[n][i]) + 1));
       }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[n][i] = sees[i / 2] ? x[n][i] : -INFINITY;
+      for (int i = 0; i < scores; ++i) {
+        const int at = token + i / 2 * 8;
+        x[n][i] = at >= e.begin && at < e.end ? x[n][i] : -INFINITY;
+      }
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        float top = fmaxf(x[n][j], x[n][j + 2]);
+        float top = x[n][j];
+#pragma unroll
+        for (int i = j + 2; i < scores; i += 2) top = fmaxf(top, x[n][i]);
 #pragma unroll
         for (int other = 4; other < 32; other *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, other));
-        top = fmaxf(top, highest[n][j]);  // finite: every tile has a visible token
+        top = fmaxf(top, highest[n][j]);  // finite: some token is visible
         shrink[n][j] = exp2f(highest[n][j] - top);
         grew |= top != highest[n][j];
         highest[n][j] = top;
         const float base = lift == 0 ? top : top - lift;
-        x[n][j] = exp2f(x[n][j] - base);
-        x[n][j + 2] = exp2f(x[n][j + 2] - base);
-        sum[n][j] = sum[n][j] * shrink[n][j] + x[n][j] + x[n][j + 2];
+        float added = 0;
+#pragma unroll
+        for (int i = j; i < scores; i += 2) {
+          x[n][i] = exp2f(x[n][i] - base);
+          added += x[n][i];
+        }
+        sum[n][j] = sum[n][j] * shrink[n][j] + added;
       }
     }
     if (__any_sync(~0u, grew)) {

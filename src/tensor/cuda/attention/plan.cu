@@ -12,10 +12,13 @@ namespace {
 
 constexpr int kThreads = kMaxSequences;
 constexpr int kFewThreads = 288;  // one per CTA of decode, about
+constexpr int kTileTokens = 16;   // decode's loads start at multiples of it
 
 struct PlanArgs {
   const int32_t* row_starts;
   const int32_t* kv_lengths;
+  const int32_t* tables[kMaxLayerGroups];
+  int table_stride;
   int sequences;
   int multiprocessors;
   PlanShape shape;
@@ -49,9 +52,63 @@ __device__ Scan scan(int32_t value, int32_t (&sums)[kThreads / 32]) {
   return {inclusive - value + (warp == 0 ? 0 : warps_before), __shfl_sync(~0u, others, 31)};
 }
 
+// Quarters that a context's blocks take, and those before each of its blocks: a warp per sequence, with loads of
+// several blocks a lane under way.
+__device__ void weigh_contexts(const PlanArgs& a, const DecodePlan& plan, int32_t (&weights)[kMaxSequences]) {
+  constexpr int kEach = 8;
+  const int lane = int(threadIdx.x) % 32, warps = int(blockDim.x) / 32;
+  for (int s = int(threadIdx.x) / 32; s < a.sequences; s += warps) {
+    if (a.row_starts[s + 1] - a.row_starts[s] != 1) continue;
+    const int end = a.kv_lengths[s], begin = plan.window > 0 ? max(0, end - plan.window) : 0;
+    const int first = begin / a.shape.block_tokens, blocks = (end + a.shape.block_tokens - 1) / a.shape.block_tokens;
+    const int32_t* table = a.tables[plan.group] + int64_t(s) * a.table_stride;
+    int32_t* before = plan.before + int64_t(s) * plan.before_stride;
+    int total = 0;
+    for (int base = first; base < blocks; base += 32 * kEach) {
+      KvRef refs[kEach];
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int b = base + i * 32 + lane;
+        refs[i] = b < blocks ? table[b] : kNoKvRef;
+      }
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int b = base + i * 32 + lane, own = refs[i] < 0 ? 0 : kv_units(kv_tier(refs[i]));
+        int sum = own;
+        for (int step = 1; step < 32; step *= 2) {
+          const int other = __shfl_up_sync(~0u, sum, step);
+          if (lane >= step) sum += other;
+        }
+        if (b < blocks) before[b] = total + sum - own;
+        total += __shfl_sync(~0u, sum, 31);
+      }
+    }
+    if (lane == 0) weights[s] = total;
+  }
+  __syncthreads();
+}
+
+// The first of the entry's blocks with so many quarters in front of it.
+__device__ int block_at(const DecodePlan& plan, const DecodeEntry& e, int quarters) {
+  const int32_t* before = plan.before + int64_t(e.sequence) * plan.before_stride;
+  if (quarters <= 0) return e.first_block;
+  if (quarters >= e.chunks) return e.end_block;
+  int low = e.first_block, high = e.end_block;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (before[middle] >= quarters)
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  return low;
+}
+
 __device__ void plan_decode(const PlanArgs& a, const DecodePlan& plan) {
   __shared__ int32_t sums[kThreads / 32];
   __shared__ DecodeEntry entries[kMaxSequences];
+  __shared__ int32_t weights[kMaxSequences];
+  if (plan.before) weigh_contexts(a, plan, weights);
   const int s = int(threadIdx.x);
   DecodeEntry entry{};
   bool mine = false;
@@ -61,8 +118,12 @@ __device__ void plan_decode(const PlanArgs& a, const DecodePlan& plan) {
     mine = a.row_starts[s + 1] - entry.row == 1;
     entry.end = a.kv_lengths[s];
     entry.begin = plan.window > 0 ? max(0, entry.end - plan.window) : 0;
-    const int32_t tokens = entry.end - entry.begin / a.shape.start_tokens * a.shape.start_tokens;
-    if (mine) entry.chunks = max(1, (tokens + kDecodeChunk - 1) / kDecodeChunk);
+    const int32_t tokens = entry.end - entry.begin / kTileTokens * kTileTokens;
+    if (mine) entry.chunks = max(1, plan.before ? weights[s] : (tokens + kDecodeChunk - 1) / kDecodeChunk);
+    if (plan.before) {
+      entry.first_block = entry.begin / a.shape.block_tokens;
+      entry.end_block = (entry.end + a.shape.block_tokens - 1) / a.shape.block_tokens;
+    }
   }
   const Scan places = scan(mine ? 1 : 0, sums), chunks = scan(entry.chunks, sums);
   entry.first = chunks.before;
@@ -70,7 +131,8 @@ __device__ void plan_decode(const PlanArgs& a, const DecodePlan& plan) {
   __syncthreads();
 
   const int total = chunks.total * a.shape.kv_heads;
-  const int quota = max(1, (total + plan.ctas - 1) / plan.ctas);
+  int quota = max(1, (total + plan.ctas - 1) / plan.ctas);
+  if (plan.before) quota = (quota + kSlotUnits - 1) / kSlotUnits * kSlotUnits;
   const auto entry_at = [&](int x) {  // the last that starts at or before x
     int low = 0, high = places.total - 1;
     while (low < high) {
@@ -93,6 +155,14 @@ __device__ void plan_decode(const PlanArgs& a, const DecodePlan& plan) {
     segment.chunk = inside % segment.e.chunks;
     return segment;
   };
+  const auto add_blocks = [&](DecodeSegment segment) {
+    if (!plan.before || segment.count <= 0) return segment;
+    const int end = segment.e.first * a.shape.kv_heads + segment.head * segment.e.chunks + segment.chunk + segment.count;
+    const DecodeEntry& last = entries[entry_at(end - 1)];
+    segment.begin_block = block_at(plan, segment.e, segment.chunk);
+    segment.end_block = block_at(plan, last, (end - 1 - last.first * a.shape.kv_heads) % last.chunks + 1);
+    return segment;
+  };
   for (int cta = s; cta < plan.ctas; cta += int(blockDim.x)) {
     const int from = min(total, cta * quota), to = min(total, from + quota);
     int begin = from, end = to;  // of what is done in between
@@ -102,15 +172,15 @@ __device__ void plan_decode(const PlanArgs& a, const DecodePlan& plan) {
       const int tail_start = to - 1 - tail.chunk;
       if (tail_start > from && tail.chunk + 1 < tail.e.chunks) {
         end = tail_start;
-        *segment++ = segment_at(tail_start, to);
+        *segment++ = add_blocks(segment_at(tail_start, to));
       }
       const DecodeSegment front = segment_at(from, to);
       const int front_start = from - front.chunk, front_end = front_start + front.e.chunks;
       const bool others_are_late = front_start / quota < cta - 1 || front_start % quota == 0;
       if (front.chunk > 0 && others_are_late && front_end < to) begin = front_end;
     }
-    if (begin < end) *segment++ = segment_at(begin, end);
-    if (from < begin) *segment++ = segment_at(from, begin);
+    if (begin < end) *segment++ = add_blocks(segment_at(begin, end));
+    if (from < begin) *segment++ = add_blocks(segment_at(from, begin));
     while (segment < plan.shares[cta].segments + 3) segment++->count = 0;
     plan.shares[cta].quota = quota;
   }
@@ -263,6 +333,8 @@ void make_plans(const Context& context, const BatchInput& batch, const PlanShape
                             (shape.most_heads == 1 || (shape.most_heads == 2 && shape.tile_tokens > 0))));
   PlanArgs a{batch.row_starts,
              batch.kv_lengths,
+             {},
+             batch.table_stride,
              batch.sequences,
              context.multiprocessors,
              shape,
@@ -270,11 +342,13 @@ void make_plans(const Context& context, const BatchInput& batch, const PlanShape
              {},
              {},
              round};
+  std::copy(std::begin(batch.tables), std::end(batch.tables), a.tables);
   std::copy(decode.begin(), decode.end(), a.decode);
   std::copy(prefill.begin(), prefill.end(), a.prefill);
   const size_t plans = decode.size() + prefill.size();
   // Few sequences need few threads; prefill's classes need all.
-  const int threads = prefill.empty() ? std::max(kFewThreads, (batch.sequences + 31) / 32 * 32) : kThreads;
+  const bool by_weight = !decode.empty() && decode[0].before;
+  const int threads = prefill.empty() && !by_weight ? std::max(kFewThreads, (batch.sequences + 31) / 32 * 32) : kThreads;
   if (plans > 0) launch(context, plan_kernel, dim3(unsigned(plans)), dim3(unsigned(threads)), 0, a);
 }
 

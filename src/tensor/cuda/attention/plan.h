@@ -7,6 +7,10 @@
 // the card idle. (A piece length common to all sequences, as the items of a list, was the first idea: 1,024
 // units on 264 CTAs leave 3 % idle, mixtures far more.)
 //
+// Where blocks may be in small tiers, the line is measured in what there is to read instead: a "chunk" is a quarter of
+// a slot, and a block belongs to the CTA in whose piece its first quarter lies. Else the CTA with a context's
+// newest blocks, those in full, would read more than twice its share.
+//
 // Prefill: tiles of query rows, longest contexts first; where they leave much of the card idle, cut into pieces
 // along the keys (prefill_split.h).
 #pragma once
@@ -29,13 +33,16 @@ struct alignas(16) DecodeEntry {
   int32_t row;         // of the step's rows
   int32_t begin, end;  // cached positions that the row sees
   int32_t first;       // chunks of the entries before it, for one head
-  int32_t chunks;      // its own; the first starts at begin rounded down to PlanShape::start_tokens
-  int32_t unused[2];
+  int32_t chunks;      // its own; the first starts at begin rounded down to 16
+  int32_t first_block, end_block;  // that the row sees; only in plans by weight
 };
 
 // Consecutive chunks of the line: `count` from `chunk` of `head` of `entry` on.
 struct alignas(16) DecodeSegment {
   int32_t entry, head, chunk, count;
+  // In plans by weight: of the first head's blocks those from here on, and of the last head's those before.
+  int32_t begin_block, end_block;
+  int32_t unused[2];
   DecodeEntry e;  // entries[entry]
 };
 
@@ -71,6 +78,10 @@ struct DecodePlan {
   DecodeShare* shares = nullptr;   // [ctas]
   int ctas = 0;
   int window = 0;
+  // By weight, where not null: [S, before_stride] quarters of the visible blocks in front of each block of a context.
+  int32_t* before = nullptr;
+  int before_stride = 0;
+  int group = 0;  // whose tables are weighed; where layers of several groups share a plan, they are much alike
 };
 struct PrefillPlan {
   int32_t* count = nullptr;
@@ -78,8 +89,8 @@ struct PrefillPlan {
   int window = 0;
 };
 
-// What plans depend on besides the batch and the card; kv_heads and start_tokens are decode's, kv_heads is alone
-// needed for it. In tiles of
+// What plans depend on besides the batch and the card; all but kv_heads is of prefill alone, and block_tokens of plans
+// by weight too. In tiles of
 // tile_rows, or, with most_heads 2, of half as many where that leaves less of them empty.
 struct PlanShape {
   int kv_heads = 0;
@@ -88,7 +99,6 @@ struct PlanShape {
   int tile_rows = 0;
   int most_heads = 1;   // that may share a tile: 1 or 2
   int tile_tokens = 0;  // in which contexts may be cut; 0: they are not
-  int start_tokens = 16;  // decode's first chunk starts at a multiple
 };
 
 // Enqueues the kernel that fills the plans. CHECKs batch.sequences against kMaxSequences.
