@@ -7,6 +7,8 @@ numpy for the last.
 Compact tables go to standard output, every JSON object and the server's log to --out. Each part has a time limit of its
 own; what does not fit the budget is left out and said. Beside Sluice's figures stand those of vLLM 0.26 on the same kind
 of card and work (../shared/reference/h200.md), and the memory floor at the read rate that is measured in the same run.
+Keys and values in another precision: --flags "--set kv.precision=int8". Part "pool" (only when named): 64 requests of 24K
+tokens with 24 GB for keys and values, each with its whole context reserved in bf16, then paged and tiered.
 """
 import argparse
 import contextlib
@@ -38,6 +40,8 @@ LOADS = {
 }
 ENGINE = {
     "decode, batch 1": ["--batch", "1", "--depth", "512,4096,16384,32768", "--prompt-tokens", "0", "--generate-tokens", "128"],
+    "decode, deep": ["--batch", "1", "--depth", "65536,131000", "--prompt-tokens", "0", "--generate-tokens", "64"],
+    "decode, long batches": ["--batch", "8,32", "--depth", "8192,24576", "--prompt-tokens", "0", "--generate-tokens", "64"],
     "decode, batches": ["--batch", "8,16,32,64,128,256", "--depth", "512", "--prompt-tokens", "0", "--generate-tokens", "64"],
     "prefill": ["--batch", "1", "--depth", "0", "--prompt-tokens", "512,2048,8192,32768", "--generate-tokens", "0"],
 }
@@ -76,6 +80,8 @@ def percent(value):
 def engine(args):
     shown_machine = False
     for name, flags in ENGINE.items():
+        if args.engine and name not in args.engine.split(";"):
+            continue
         command = [args.sluice, "bench", "engine", "--dummy", args.shape, "--device", args.device, *flags,
                    "--repeat", "3", "--json", *args.flags]
         begin = time.monotonic()
@@ -153,6 +159,48 @@ def serve(args):
         print("\n" + "\n".join(line for line in metrics.splitlines() if line.startswith(wanted) and "_bucket" not in line))
 
 
+POOL = {
+    "whole contexts, bf16": ["--set", "kv.allocation=contiguous_max_context"],
+    "paged, tiered": ["--set", "kv.precision=tiered"],
+    "paged, int4": ["--set", "kv.precision=int4"],
+}
+
+
+def pool(args):
+    tokens_in, tokens_out = int(24000 * args.token_scale), max(2, int(512 * args.token_scale))
+    shared = ["--ctx", str(int(32768 * args.token_scale)), "--set", f"engine.kv_bytes={int(24e9 * args.token_scale)}", "--set", "kv.prefix_cache=false"]
+    print(f"\n{'pool':24}{'QPS':>8}{'tok/s':>8}{'at once':>9}{'decode tok/s':>14}{'bytes a token':>15}{'fail':>5}")
+    for name, flags in POOL.items():
+        with running(args, ["--dummy", args.shape, *shared, *flags], "server_" + name.replace(" ", "_")) as (url, _):
+            if not url:
+                continue
+            count = max(1, int(64 * args.scale))
+            load = subprocess.Popen([args.sluice, "bench", "serve", "--url", url, "--concurrency", str(count), "--requests", str(count),
+                                     "--input-tokens", str(tokens_in), "--output-tokens", str(tokens_out), "--json"],
+                                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            end, samples = time.monotonic() + min(args.pool_seconds, left(args)), []
+            while load.poll() is None and time.monotonic() < end:
+                time.sleep(0.5)
+                rows = (line.rsplit(" ", 1) for line in get(url + "/metrics").splitlines() if not line.startswith("#"))
+                samples.append((time.monotonic(), {key: float(value) for key, value in rows}))
+            if load.poll() is None:
+                load.kill()
+            answer = load.communicate()[0]
+            r = json.loads(answer) if answer.strip() else {"qps": float("nan"), "output_tok_s": float("nan"), "failed": 0}
+            print(f"{name:24}{r['qps']:>8.2f}{r['output_tok_s']:>8.0f}{pool_row(samples)}{r['failed']:>5}", flush=True)
+
+
+def pool_row(samples):
+    """Most requests that ran at once, the tokens they made while none was being prefilled, and what the cache took."""
+    running_now = [s["sluice_requests_running"] for _, s in samples]
+    most = max(running_now, default=0)
+    decode = [(b["sluice_generated_tokens_total"] - a["sluice_generated_tokens_total"]) / (u - t)
+              for (t, a), (u, b) in zip(samples, samples[1:])
+              if a["sluice_prompt_tokens_total"] == b["sluice_prompt_tokens_total"] and b["sluice_requests_running"] > 0]
+    of_token = [s["sluice_kv_bytes_per_token"] for _, s in samples if s["sluice_requests_running"] >= 0.8 * most > 0]
+    return f"{most:>9.0f}{max(decode, default=float('nan')):>14.0f}{max(of_token, default=float('nan')):>15.0f}"
+
+
 def files(args):
     """From the start of the program to the first token, weights read from tmpfs: as from the page cache."""
     import write_checkpoint
@@ -205,16 +253,18 @@ def main():
     parser.add_argument("--port", type=int, default=18080)
     parser.add_argument("--only", default="engine,serve,files")
     parser.add_argument("--files", default="/dev/shm", help="where the checkpoint of the last part is written")
+    parser.add_argument("--engine", default="", help="names of engine rows, separated by semicolons; default: all")
     parser.add_argument("--loads", default="", help="names of loads, comma-separated; default: all")
     parser.add_argument("--scale", type=float, default=1, help="of the number of requests")
     parser.add_argument("--token-scale", type=float, default=1, help="of prompts' and answers' lengths, to try the script")
     parser.add_argument("--budget", type=float, default=540, help="seconds in all")
+    parser.add_argument("--pool-seconds", type=float, default=150, help="of each load of the part pool")
     parser.add_argument("--flags", type=str.split, default=[], help="more flags for the engine, in one argument")
     parser.add_argument("--serve-flags", type=str.split, default=[], help="more flags for the server, in one argument")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     for part in args.only.split(","):
-        {"engine": engine, "serve": serve, "files": files}[part](args)
+        {"engine": engine, "serve": serve, "pool": pool, "files": files}[part](args)
     print(f"\n{time.monotonic() - STARTED:.0f} s in all")
 
 

@@ -103,7 +103,7 @@ struct Row {
   double device_s = NAN, idle_s = NAN;                // of a decode step: busy, and waiting for the host
   std::vector<double> prefill_samples, step_samples;  // seconds
   int replayed = 0;                                   // decode steps of a run that were replayed
-  double kv_share = 1;  // of its bytes in full precision, what the cache takes
+  double kv_share = 1;                                // of its bytes in full precision, what the cache takes
 
   double prefill_tok_s() const { return prompt_tokens / prefill_s; }
   double decode_tok_s() const { return batch / step_s; }
@@ -169,9 +169,8 @@ std::vector<Row> measure(BenchRig& rig, const Work& work, const BenchEngineOptio
                                               ? time_decode(rig, batch, depth, o.generate_tokens, o.repeat)
                                               : std::vector<RunTime>();
       for (size_t p = 0; p < o.prompt_tokens.size(); ++p)
-        rows.push_back(
-            make_row(work, limits, rig.kv_share(), batch, depth, o.prompt_tokens[p], o.generate_tokens, prefill[p],
-                     decode));
+        rows.push_back(make_row(work, limits, rig.kv_share(), batch, depth, o.prompt_tokens[p],
+                                o.generate_tokens, prefill[p], decode));
     }
   }
   tell("");

@@ -46,7 +46,8 @@ class BenchRig {
   // `tokens` prompt tokens of sequence 0 from position `depth` on, in steps of at most step_tokens, the last of
   // which samples.
   RunTime prefill(int depth, int tokens);
-  // After fill: the first `depth` tokens of sequence 0 to the others: same work for attention, without computing it again.
+  // After fill: the first `depth` tokens of sequence 0 to the others: same work for attention, without
+  // computing it again.
   void spread_depth(int batch, int depth);
   // `tokens` steps of `batch` sequences from position `depth` on, greedy.
   RunTime decode(int batch, int depth, int tokens);

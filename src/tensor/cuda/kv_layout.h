@@ -24,7 +24,9 @@ struct KvRows {
   constexpr int64_t block_rows() const { return int64_t(layers) * 2 * kv_heads * block_tokens; }
   size_t block_bytes() const { return size_t(block_rows()) * size_t(head_dim) * 2; }
   // First row of a layer within a block; its values begin value_rows() later; head h at h * block_tokens.
-  constexpr int64_t layer_row(int layer_in_group) const { return int64_t(layer_in_group) * 2 * kv_heads * block_tokens; }
+  constexpr int64_t layer_row(int layer_in_group) const {
+    return int64_t(layer_in_group) * 2 * kv_heads * block_tokens;
+  }
   constexpr int64_t value_rows() const { return int64_t(kv_heads) * block_tokens; }
   // Of one layer of a block, keys and values.
   constexpr int64_t layer_rows() const { return 2 * value_rows(); }
@@ -47,8 +49,8 @@ inline size_t slot_bytes(const KvGeometry& g) {
   const KvRows rows(g);
   if (!g.tiered) return rows.block_bytes();
   constexpr size_t kAlign = 256;  // of a quarter, so that a slot is a multiple of the widest row, 512
-  const size_t quarter = size_t(g.layers_per_group) * size_t(g.kv_heads) *
-                         size_t(strip_bytes(KvTier::int4, g.head_dim));
+  const size_t quarter =
+      size_t(g.layers_per_group) * size_t(g.kv_heads) * size_t(strip_bytes(KvTier::int4, g.head_dim));
   return kSlotUnits * ((quarter + kAlign - 1) / kAlign * kAlign);
 }
 

@@ -32,8 +32,8 @@ Status check_settings(const DeviceNeeds& n) {
     return refuse(fmt::format("blocks on a card have 16, 32 or 64 tokens, not {}", n.block_tokens),
                   "engine.block_tokens");
   if (n.kv_tiers && n.block_tokens != kStripTokens)
-    return refuse(fmt::format("blocks that a card keeps in several precisions have {} tokens, not {}", kStripTokens,
-                              n.block_tokens),
+    return refuse(fmt::format("blocks that a card keeps in several precisions have {} tokens, not {}",
+                              kStripTokens, n.block_tokens),
                   "engine.block_tokens");
   return {};
 }
@@ -56,10 +56,11 @@ Status check_needs(const DeviceNeeds& n) {
   KvGeometry tiered = geometry;
   tiered.tiered = true;
   if (n.kv_tiers && !decode_supports(tiered, n.heads))
-    return refuse(fmt::format("the CUDA kernels keep keys and values in bf16 only, except for heads of 64, 128 and 256 "
-                              "columns, at most 8 per key/value head; this model has heads of {} columns, {} for {}",
-                              n.head_dim, n.heads, n.kv_heads),
-                  "kv.precision");
+    return refuse(
+        fmt::format("the CUDA kernels keep keys and values in bf16 only, except for heads of 64, 128 and 256 "
+                    "columns, at most 8 per key/value head; this model has heads of {} columns, {} for {}",
+                    n.head_dim, n.heads, n.kv_heads),
+        "kv.precision");
   if (n.hidden > kMostColumns)
     return refuse(fmt::format("the CUDA kernels are made for at most {} hidden columns; this model has {}",
                               kMostColumns, n.hidden));

@@ -51,7 +51,8 @@ TEST(Needs, WhatThereAreNoneForIsNamed) {
       {"", "14340 feed-forward", [](DeviceNeeds& n) { n.ffn = 14340; }},
       {"", "1000000", [](DeviceNeeds& n) { n.vocab = 1000000; }},
       {"engine.block_tokens", "64 tokens, not 16", [](DeviceNeeds& n) { n.kv_tiers = true; }},
-      {"kv.precision", "heads of 80", [](DeviceNeeds& n) { n.kv_tiers = true, n.block_tokens = 64, n.head_dim = 80; }},
+      {"kv.precision", "heads of 80",
+       [](DeviceNeeds& n) { n.kv_tiers = true, n.block_tokens = 64, n.head_dim = 80; }},
       {"kv.precision", "18 for 2",
        [](DeviceNeeds& n) { n.kv_tiers = true, n.block_tokens = 64, n.heads = 18, n.kv_heads = 2; }},
   };

@@ -146,8 +146,8 @@ Status PagedAttention::reserve(const WorkspaceShape& shape, const Context& conte
 Status PagedAttention::reserve_unpacked(const WorkspaceShape& shape, Backend& backend) {
   kv_tiers_prepare(geometry_);
   unpacked_.row_blocks = (shape.max_context + kStripTokens - 1) / kStripTokens + 1;
-  unpacked_.blocks = std::max(unpacked_.row_blocks,
-                              std::min(kUnpackedTokens / kStripTokens, shape.max_sequences * unpacked_.row_blocks));
+  unpacked_.blocks = std::max(unpacked_.row_blocks, std::min(kUnpackedTokens / kStripTokens,
+                                                             shape.max_sequences * unpacked_.row_blocks));
   Carver carver;
   const size_t order_at = carver.add<int32_t>(size_t(shape.max_sequences));
   const size_t places_at = carver.add<int2>(size_t(shape.max_sequences));
@@ -215,8 +215,7 @@ void PagedAttention::run_prefill(const AttentionArgs& a, size_t plan) {
   const int rounds = most_rounds(unpacked_, a.batch.prompt_blocks);
   for (int round = 0; round < rounds; ++round) {
     // One round has the step's plan; more make their own, each layer anew. That is rare, and takes 5 us.
-    if (rounds > 1)
-      make_plans(*context_, a.batch, shape_, {}, std::span(&whole, 1), {unpacked_.places, round});
+    if (rounds > 1) make_plans(*context_, a.batch, shape_, {}, std::span(&whole, 1), {unpacked_.places, round});
     unpack_blocks(*context_, a.batch, geometry_, a.kv, unpacked_, round);
     prefill_wgmma(*context_, a, whole, prefill_pieces_, pool_map_, &unpacked_);
   }

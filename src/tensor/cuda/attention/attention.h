@@ -5,8 +5,8 @@
 // go to the prefill kernel: tiles of rows on the tensor cores. Which work there is, is planned on the device at
 // the start of the step (plan.cu) from row_starts and kv_lengths, so a recorded step serves any lengths.
 //
-// Where blocks of small tiers may lie in the pool, decode reads them as they are (decode_tiered.h). Prefill reads
-// bf16: what it needs of them is unpacked, layer by layer (kv_tiers.h).
+// Where blocks of small tiers may lie in the pool, decode reads them as they are (decode_tiered.h). Prefill
+// reads bf16: what it needs of them is unpacked, layer by layer (kv_tiers.h).
 #pragma once
 
 #include "tensor/backend.h"

@@ -14,8 +14,8 @@
 #include "base/check.h"
 #include "tensor/cuda/attention/decode.h"
 #include "tensor/cuda/attention/decode_join.h"
-#include "tensor/cuda/attention/decode_tile.h"
 #include "tensor/cuda/attention/decode_tiered.h"
+#include "tensor/cuda/attention/decode_tile.h"
 #include "tensor/cuda/device/launch.h"
 #include "tensor/cuda/kv_layout.h"
 #include "tensor/cuda/ptx/barrier.h"
@@ -142,8 +142,7 @@ int log2_of(int n) {
 
 bool decode_supports(const KvGeometry& g, int heads) {
   return g.kv_heads > 0 && heads % g.kv_heads == 0 && heads / g.kv_heads <= 16 &&
-         (g.block_tokens == 16 || g.block_tokens == 32 || g.block_tokens == 64) &&
-         choose(g, heads).exists();
+         (g.block_tokens == 16 || g.block_tokens == 32 || g.block_tokens == 64) && choose(g, heads).exists();
 }
 
 int decode_prepare(const Context& context, const KvGeometry& geometry, int heads) {

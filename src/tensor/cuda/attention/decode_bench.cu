@@ -2,7 +2,8 @@
 // the bytes of keys and values (scales included), GB/s, and the share of the card's 4.56 TB/s.
 //
 //     cuda_attention_bench [nothing|plan|cache]   many shapes in bf16; what is read ahead (decode.h)
-//     cuda_attention_bench tiers                  by precision, batch and context; "full": bf16 in a pool with tiers
+//     cuda_attention_bench tiers                  by precision, batch and context; "full": bf16 in a pool with
+//     tiers
 #include <array>
 #include <cstdio>
 #include <string_view>
@@ -27,8 +28,8 @@ struct Shape {
   std::vector<KvTier> tiers = {KvTier::full};  // of the blocks before the newest `newest`, in stretches alike
 };
 
-// Moves a few random blocks from the last slots to the first places of each tier, as a step would, and copies them to
-// the others.
+// Moves a few random blocks from the last slots to the first places of each tier, as a step would, and copies
+// them to the others.
 void fill_tiers(const KvGeometry& g, const DeviceBytes& pool, int slots, const std::vector<KvRef>& refs) {
   constexpr size_t kSources = 4;
   const size_t quarter = slot_bytes(g) / kSlotUnits;
@@ -64,7 +65,8 @@ void measure(const Shape& s, ReadAhead ahead) {
   for (int length : s.lengths) {
     const int of_sequence = (length + kBlock - 1) / kBlock;
     for (int b = 0; b < of_sequence; ++b) {
-      const int seen = std::min(length, (b + 1) * kBlock) - std::max(b * kBlock, s.window ? length - s.window : 0);
+      const int seen =
+          std::min(length, (b + 1) * kBlock) - std::max(b * kBlock, s.window ? length - s.window : 0);
       const KvTier tier = tier_of(b, length);
       units += kv_units(tier);
       if (seen > 0)
@@ -124,7 +126,8 @@ void measure(const Shape& s, ReadAhead ahead) {
   const DeviceBytes q = test::upload_bf16(test::random_bf16(size_t(n * columns), 1)),
                     out(size_t(n * columns) * 2);
   const auto make_plan = [&] {
-    make_plans(test::context(), batch, {.kv_heads = s.kv_heads, .block_tokens = kBlock}, std::span(&plan, 1), {});
+    make_plans(test::context(), batch, {.kv_heads = s.kv_heads, .block_tokens = kBlock}, std::span(&plan, 1),
+               {});
   };
   make_plan();
   const float plan_us = s.tiered ? 1000 * test::graph_ms(8, 9, [&](int) { make_plan(); }) : 0;
@@ -142,7 +145,8 @@ void measure(const Shape& s, ReadAhead ahead) {
         decode(test::context(), args, plan, pieces.as<PieceColumn>(), i > 0 ? ahead : ReadAhead::nothing);
       });
   std::printf(
-      "%-28s %2d/%d x %3d  %8.2f us  %8.2f MB  floor %7.2f us  %6.0f GB/s  %3.0f %%  (%d CTAs, %d layers, plan %.1f us)\n",
+      "%-28s %2d/%d x %3d  %8.2f us  %8.2f MB  floor %7.2f us  %6.0f GB/s  %3.0f %%  (%d CTAs, %d layers, plan "
+      "%.1f us)\n",
       s.name, s.heads, s.kv_heads, s.head_dim, us, bytes / 1e6, bytes / kCeiling * 1e6, bytes / us / 1e3,
       bytes / us * 1e6 / kCeiling * 100, ctas, g.layers_per_group, double(plan_us));
   std::fflush(stdout);

@@ -1,13 +1,14 @@
-// A tile is what a warp takes at a time: 16 tokens in full, 32 in 8 bits, 64 in int4, about equally many bytes. So
-// as much is under way whatever the precision, and what a tile costs besides is paid for as often per byte.
+// A tile is what a warp takes at a time: 16 tokens in full, 32 in 8 bits, 64 in int4, about equally many bytes.
+// So as much is under way whatever the precision, and what a tile costs besides is paid for as often per byte.
 //
 // Strips lie as the products want them (kv_tiers/strip.h). Their numbers become half precision, in which small
 // integers are exact and whose conversions are one instruction for two; scales never touch them:
-// - of a key's token: its score is multiplied; of a key's channel (int4): the query's, once per tile, and the minima
+// - of a key's token: its score is multiplied; of a key's channel (int4): the query's, once per tile, and the
+// minima
 //   are a product with the query of their own, that the scores begin with;
 // - of a value's token: its weight is multiplied; minima times weights are a sum that all channels share.
-// Weights are lifted by 2^12: times a scale of 2^-7 they would else be too small for half precision where a context
-// is long.
+// Weights are lifted by 2^12: times a scale of 2^-7 they would else be too small for half precision where a
+// context is long.
 #include <cuda_fp16.h>
 
 #include "tensor/cuda/attention/decode_join.h"
@@ -28,7 +29,9 @@ constexpr int kStageBytes = std::max(2 * TileLayout<width>::kBytes,
 
 __device__ __forceinline__ uint4 load_shared(uint32_t at) {
   uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(at));
   return v;
 }
 __device__ __forceinline__ float load_shared_half(uint32_t at) {
@@ -85,8 +88,8 @@ __device__ __forceinline__ void unpack4(uint32_t (&a)[4], uint32_t word) {
   a[3] = multiply_add((next & 0x00f000f0) | kMagic, kSixteenth, kMinus64);
 }
 
-// What a warp reads next: part of the block `ref`, from position `first` on, of the fragment numbered so. The last has
-// the number -1.
+// What a warp reads next: part of the block `ref`, from position `first` on, of the fragment numbered so. The
+// last has the number -1.
 struct TierTile {
   int fragment, first;
   KvTier tier;
@@ -113,8 +116,8 @@ struct TierWalk : Walk {
   }
 };
 
-// A warp's stream of loads. Block b of a context has as many tiles as a slot has quarters in it, and the warps of a
-// CTA take those of a tier in turn: at most one of each block.
+// A warp's stream of loads. Block b of a context has as many tiles as a slot has quarters in it, and the warps
+// of a CTA take those of a tier in turn: at most one of each block.
 template <int width, int stages>
 struct TierLoader {
   using S = Strip<width>;
@@ -222,7 +225,8 @@ struct TierAttend : Attend<width, 1, kLift> {
     shift[0] = shift[1] = 0;
   }
 
-  __device__ __forceinline__ void weigh(const DecodeArgs& a, float (&x)[1][8], int first, const DecodeEntry& e) {
+  __device__ __forceinline__ void weigh(const DecodeArgs& a, float (&x)[1][8], int first,
+                                        const DecodeEntry& e) {
     float shrink[1][2];
     Base::weigh(a, x, shrink, first, e);
     shift[0] *= shrink[0][0], shift[1] *= shrink[0][1];
@@ -233,13 +237,15 @@ struct TierAttend : Attend<width, 1, kLift> {
     shift[0] *= shrink[0][0], shift[1] *= shrink[0][1];
   }
   // Weights of 16 tokens, times the scales of theirs, as the products' second operand.
-  __device__ __forceinline__ static void as_operand(uint32_t (&p)[2], const float* x, float scale, float scale_8) {
+  __device__ __forceinline__ static void as_operand(uint32_t (&p)[2], const float* x, float scale,
+                                                    float scale_8) {
     constexpr float kMost = 65504;  // of half precision
     p[0] = ptx::transpose_8x8(ptx::pack_half(fminf(x[0] * scale, kMost), fminf(x[1] * scale, kMost)));
     p[1] = ptx::transpose_8x8(ptx::pack_half(fminf(x[2] * scale_8, kMost), fminf(x[3] * scale_8, kMost)));
   }
 
-  // Two groups of 16 tokens at a time: while one's product is under way, so is the other's, and their softmax is one.
+  // Two groups of 16 tokens at a time: while one's product is under way, so is the other's, and their softmax
+  // is one.
   static constexpr int kPair = 2 * S::kGroup;
   static_assert(kPair == S::kHalf);
 
@@ -311,7 +317,8 @@ struct TierAttend : Attend<width, 1, kLift> {
     for (int pair = 0; pair < kStripTokens / kPair; ++pair, first += kPair) {
       if (first >= e.end || first + kPair <= e.begin) continue;
       const uint32_t keys = stage + uint32_t(pair * 2 * S::kGroup4 + lane * 16);
-      float s[2][4] = {{minima[0], minima[1], minima[2], minima[3]}, {minima[0], minima[1], minima[2], minima[3]}};
+      float s[2][4] = {{minima[0], minima[1], minima[2], minima[3]},
+                       {minima[0], minima[1], minima[2], minima[3]}};
 #pragma unroll
       for (int i = 0; i < kSteps / 4; ++i) {
         uint4 unit[2];
@@ -418,7 +425,8 @@ __global__ void __launch_bounds__(warps_of(width) * 32, tiered_ctas(width))
 #pragma unroll 1
     while (ahead[0].fragment == fragment) {
       ptx::copy_async_wait<stages - 2>();
-      __syncwarp();  // the tile is there for all lanes; and all are done with the one before, whose place is refilled
+      __syncwarp();  // the tile is there for all lanes; and all are done with the one before, whose place is
+                     // refilled
       const TierTile tile = ahead[0];
 #pragma unroll
       for (int i = 0; i + 1 < stages - 1; ++i) ahead[i] = ahead[i + 1];

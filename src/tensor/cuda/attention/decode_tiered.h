@@ -1,6 +1,6 @@
-// Decode over blocks of several precisions in one call (decode.h's contract; tensor/kv_tier.h): 64-token blocks,
-// heads of 64, 128 or 256 columns, up to 8 query heads per kv head. decode.cu chooses by KvGeometry::tiered, so
-// pools of one precision do not pay for it.
+// Decode over blocks of several precisions in one call (decode.h's contract; tensor/kv_tier.h): 64-token
+// blocks, heads of 64, 128 or 256 columns, up to 8 query heads per kv head. decode.cu chooses by
+// KvGeometry::tiered, so pools of one precision do not pay for it.
 #pragma once
 
 #include "tensor/cuda/attention/decode_tile.h"

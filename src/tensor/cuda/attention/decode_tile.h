@@ -85,8 +85,8 @@ struct Walk {
   }
 };
 
-// Starts the copies of 16 tokens of a block in full precision, from position `first` on, to shared memory. A block
-// that is not there is never read; nor are rows outside of what the row sees, which may hold anything.
+// Starts the copies of 16 tokens of a block in full precision, from position `first` on, to shared memory. A
+// block that is not there is never read; nor are rows outside of what the row sees, which may hold anything.
 template <int width>
 __device__ __forceinline__ void copy_tile(const DecodeArgs& a, const DecodeEntry& e, int head, int32_t block,
                                           int first, uint32_t to) {
@@ -157,8 +157,8 @@ struct Loader {
 };
 
 // One warp's part of a fragment, for `columns` times 8 heads. A lane has the columns 2*(lane%4) and the next of
-// each 8. Weights are multiplied by 2^lift, sums of them and of values too; what is divided in the end does not show
-// it.
+// each 8. Weights are multiplied by 2^lift, sums of them and of values too; what is divided in the end does not
+// show it.
 template <int width, int columns, int lift = 0>
 struct Attend {
   using Layout = TileLayout<width>;
@@ -197,8 +197,8 @@ struct Attend {
     }
   }
 
-  // Scores of 16 tokens from `first` on, as they come from the products, to weights; sums are brought to the new
-  // maximum, and were multiplied by `shrink`. With more scores the tokens that follow, 16 for each four.
+  // Scores of 16 tokens from `first` on, as they come from the products, to weights; sums are brought to the
+  // new maximum, and were multiplied by `shrink`. With more scores the tokens that follow, 16 for each four.
   template <int scores>
   __device__ __forceinline__ void weigh(const DecodeArgs& a, float (&x)[columns][scores],
                                         float (&shrink)[columns][2], int first, const DecodeEntry& e) {

@@ -52,15 +52,16 @@ __device__ Scan scan(int32_t value, int32_t (&sums)[kThreads / 32]) {
   return {inclusive - value + (warp == 0 ? 0 : warps_before), __shfl_sync(~0u, others, 31)};
 }
 
-// Quarters that a context's blocks take, and those before each of its blocks: a warp per sequence, with loads of
-// several blocks a lane under way.
+// Quarters that a context's blocks take, and those before each of its blocks: a warp per sequence, with loads
+// of several blocks a lane under way.
 __device__ void weigh_contexts(const PlanArgs& a, const DecodePlan& plan, int32_t (&weights)[kMaxSequences]) {
   constexpr int kEach = 8;
   const int lane = int(threadIdx.x) % 32, warps = int(blockDim.x) / 32;
   for (int s = int(threadIdx.x) / 32; s < a.sequences; s += warps) {
     if (a.row_starts[s + 1] - a.row_starts[s] != 1) continue;
     const int end = a.kv_lengths[s], begin = plan.window > 0 ? max(0, end - plan.window) : 0;
-    const int first = begin / a.shape.block_tokens, blocks = (end + a.shape.block_tokens - 1) / a.shape.block_tokens;
+    const int first = begin / a.shape.block_tokens,
+              blocks = (end + a.shape.block_tokens - 1) / a.shape.block_tokens;
     const int32_t* table = a.tables[plan.group] + int64_t(s) * a.table_stride;
     int32_t* before = plan.before + int64_t(s) * plan.before_stride;
     int total = 0;
@@ -157,7 +158,8 @@ __device__ void plan_decode(const PlanArgs& a, const DecodePlan& plan) {
   };
   const auto add_blocks = [&](DecodeSegment segment) {
     if (!plan.before || segment.count <= 0) return segment;
-    const int end = segment.e.first * a.shape.kv_heads + segment.head * segment.e.chunks + segment.chunk + segment.count;
+    const int end =
+        segment.e.first * a.shape.kv_heads + segment.head * segment.e.chunks + segment.chunk + segment.count;
     const DecodeEntry& last = entries[entry_at(end - 1)];
     segment.begin_block = block_at(plan, segment.e, segment.chunk);
     segment.end_block = block_at(plan, last, (end - 1 - last.first * a.shape.kv_heads) % last.chunks + 1);
@@ -348,7 +350,8 @@ void make_plans(const Context& context, const BatchInput& batch, const PlanShape
   const size_t plans = decode.size() + prefill.size();
   // Few sequences need few threads; prefill's classes need all.
   const bool by_weight = !decode.empty() && decode[0].before;
-  const int threads = prefill.empty() && !by_weight ? std::max(kFewThreads, (batch.sequences + 31) / 32 * 32) : kThreads;
+  const int threads =
+      prefill.empty() && !by_weight ? std::max(kFewThreads, (batch.sequences + 31) / 32 * 32) : kThreads;
   if (plans > 0) launch(context, plan_kernel, dim3(unsigned(plans)), dim3(unsigned(threads)), 0, a);
 }
 

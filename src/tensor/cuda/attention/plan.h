@@ -7,9 +7,9 @@
 // the card idle. (A piece length common to all sequences, as the items of a list, was the first idea: 1,024
 // units on 264 CTAs leave 3 % idle, mixtures far more.)
 //
-// Where blocks may be in small tiers, the line is measured in what there is to read instead: a "chunk" is a quarter of
-// a slot, and a block belongs to the CTA in whose piece its first quarter lies. Else the CTA with a context's
-// newest blocks, those in full, would read more than twice its share.
+// Where blocks may be in small tiers, the line is measured in what there is to read instead: a "chunk" is a
+// quarter of a slot, and a block belongs to the CTA in whose piece its first quarter lies. Else the CTA with a
+// context's newest blocks, those in full, would read more than twice its share.
 //
 // Prefill: tiles of query rows, longest contexts first; where they leave much of the card idle, cut into pieces
 // along the keys (prefill_split.h).
@@ -30,10 +30,10 @@ inline constexpr int kMaxWindows = 3;       // distinct windows of a model, "non
 // its output row is written.
 struct alignas(16) DecodeEntry {
   int32_t sequence;
-  int32_t row;         // of the step's rows
-  int32_t begin, end;  // cached positions that the row sees
-  int32_t first;       // chunks of the entries before it, for one head
-  int32_t chunks;      // its own; the first starts at begin rounded down to 16
+  int32_t row;                     // of the step's rows
+  int32_t begin, end;              // cached positions that the row sees
+  int32_t first;                   // chunks of the entries before it, for one head
+  int32_t chunks;                  // its own; the first starts at begin rounded down to 16
   int32_t first_block, end_block;  // that the row sees; only in plans by weight
 };
 
@@ -78,7 +78,8 @@ struct DecodePlan {
   DecodeShare* shares = nullptr;   // [ctas]
   int ctas = 0;
   int window = 0;
-  // By weight, where not null: [S, before_stride] quarters of the visible blocks in front of each block of a context.
+  // By weight, where not null: [S, before_stride] quarters of the visible blocks in front of each block of a
+  // context.
   int32_t* before = nullptr;
   int before_stride = 0;
   int group = 0;  // whose tables are weighed; where layers of several groups share a plan, they are much alike
@@ -89,9 +90,9 @@ struct PrefillPlan {
   int window = 0;
 };
 
-// What plans depend on besides the batch and the card; all but kv_heads is of prefill alone, and block_tokens of plans
-// by weight too. In tiles of
-// tile_rows, or, with most_heads 2, of half as many where that leaves less of them empty.
+// What plans depend on besides the batch and the card; all but kv_heads is of prefill alone, and block_tokens
+// of plans by weight too. In tiles of tile_rows, or, with most_heads 2, of half as many where that leaves less
+// of them empty.
 struct PlanShape {
   int kv_heads = 0;
   int heads = 0;
@@ -103,7 +104,8 @@ struct PlanShape {
 
 // Enqueues the kernel that fills the plans. CHECKs batch.sequences against kMaxSequences.
 void make_plans(const Context& context, const BatchInput& batch, const PlanShape& shape,
-                std::span<const DecodePlan> decode, std::span<const PrefillPlan> prefill, PrefillRound round = {});
+                std::span<const DecodePlan> decode, std::span<const PrefillPlan> prefill,
+                PrefillRound round = {});
 // Items that a plan of prefill may have.
 size_t most_prefill_items(int tokens, int sequences, int tile_rows, int multiprocessors);
 

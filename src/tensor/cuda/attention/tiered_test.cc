@@ -1,5 +1,5 @@
-// Decode and prefill over blocks of several precisions, as the backend runs them, against ref/. The judge has the same
-// values in the same blocks, and moves them itself.
+// Decode and prefill over blocks of several precisions, as the backend runs them, against ref/. The judge has
+// the same values in the same blocks, and moves them itself.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,8 +18,8 @@ using test::DeviceBytes;
 
 struct Case {
   int heads, kv_heads, head_dim;
-  std::vector<int> lengths;  // cached tokens, this step's included; 0: padding
-  std::vector<int> rows;     // of each sequence
+  std::vector<int> lengths;   // cached tokens, this step's included; 0: padding
+  std::vector<int> rows;      // of each sequence
   std::vector<KvTier> tiers;  // of its whole blocks, in turn
   int window = 0;
   float softcap = 0;
@@ -45,7 +45,8 @@ class Step {
     for (size_t s = 0; s < c_.lengths.size(); ++s) add(s, moves);
     for (KvMove& move : moves) {  // behind all full blocks
       const int per_slot = kSlotUnits / kv_units(kv_tier(move.to));
-      move.to = kv_ref(kv_tier(move.to), (slots_ + kv_index(move.to)) * per_slot + kv_index(move.to) % per_slot);
+      move.to =
+          kv_ref(kv_tier(move.to), (slots_ + kv_index(move.to)) * per_slot + kv_index(move.to) % per_slot);
     }
     for (KvRef& ref : table_)
       if (ref >= 0 && is_moved_[size_t(ref)] >= 0) ref = moves[size_t(is_moved_[size_t(ref)])].to;
@@ -159,8 +160,8 @@ class Step {
 
     const DeviceBytes positions = test::upload(positions_), row_sequence = test::upload(row_sequence_),
                       row_starts = test::upload(row_starts_), lengths = test::upload(c_.lengths),
-                      table = test::upload(table_), moves = test::upload(moves_), queries = test::upload_bf16(q),
-                      out(size_t(tokens * width) * 2);
+                      table = test::upload(table_), moves = test::upload(moves_),
+                      queries = test::upload_bf16(q), out(size_t(tokens * width) * 2);
     BatchInput b = judged_batch();
     b.positions = positions.as<int32_t>(), b.row_sequence = row_sequence.as<int32_t>();
     b.row_starts = row_starts.as<int32_t>(), b.kv_lengths = lengths.as<int32_t>();
@@ -171,7 +172,8 @@ class Step {
     for (const bool again : {false, true}) {
       attention->begin_step(b, card_geometry_, c_.heads);
       attention->run(args(b, test::bf16_tensor(queries.data(), tokens, width), card_geometry_,
-                          {pool.as<std::byte>(), slot, layer_, 0}, test::bf16_tensor(out.data(), tokens, width)));
+                          {pool.as<std::byte>(), slot, layer_, 0},
+                          test::bf16_tensor(out.data(), tokens, width)));
       auto result = test::download_bf16(out.data(), size_t(tokens * width));
       for (const float x : result) EXPECT_FALSE(std::isnan(x));
       if (again) {

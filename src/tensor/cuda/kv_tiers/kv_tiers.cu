@@ -1,5 +1,5 @@
-// A CTA has one head of one layer of a block: its keys and values in shared memory as float32, from whatever tier
-// to whatever tier. Bound by memory where it matters little: a step moves a few blocks.
+// A CTA has one head of one layer of a block: its keys and values in shared memory as float32, from whatever
+// tier to whatever tier. Bound by memory where it matters little: a step moves a few blocks.
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
@@ -32,7 +32,8 @@ struct Sheet {
   // Of a fragment: `step` counts 16 channels, `group` 16 tokens.
   __device__ float& at(bool value, int group, int step, int lane, int r, int low) const {
     const int row = lane / 4 + 8 * (r & 1), column = 2 * (lane % 4) + 8 * (r >> 1) + low;
-    return value ? at(true, group * 16 + column, step * 16 + row) : at(false, group * 16 + row, step * 16 + column);
+    return value ? at(true, group * 16 + column, step * 16 + row)
+                 : at(false, group * 16 + row, step * 16 + column);
   }
 };
 
@@ -42,7 +43,9 @@ struct Head {
   int64_t block_bytes;
   int layer, head;
 
-  __device__ std::byte* block(KvRef ref) const { return pool + kv_first_unit(ref) * (block_bytes / kSlotUnits); }
+  __device__ std::byte* block(KvRef ref) const {
+    return pool + kv_first_unit(ref) * (block_bytes / kSlotUnits);
+  }
   template <int width>
   __device__ uint4* full(KvRef ref, bool value) const {  // [64][width] bf16
     const int64_t row = ((int64_t(layer) * 2 + value) * g.kv_heads + head) * kStripTokens;
@@ -71,8 +74,8 @@ __device__ void read_full(const Sheet<width>& sheet, const Head& from, KvRef ref
   }
 }
 
-// Calls f(is value, group, i, lane, unit) for the units of a strip in 8 bits or, with four times as many fragments to
-// a unit, 4.
+// Calls f(is value, group, i, lane, unit) for the units of a strip in 8 bits or, with four times as many
+// fragments to a unit, 4.
 template <int width, bool int4, typename F>
 __device__ void for_each_unit(std::byte* strip, const F& f) {
   using S = Strip<width>;
@@ -139,7 +142,8 @@ __device__ void read4(const Sheet<width>& sheet, std::byte* strip) {
     const int value = i / (kStripTokens * width), token = i / width % kStripTokens, channel = i % width;
     const __half* key = channel4<width>(strip, channel);
     const __half2 of_token = *token4<width>(strip, token);
-    const float scale = __half2float(value ? of_token.x : key[0]), min = __half2float(value ? of_token.y : key[4]);
+    const float scale = __half2float(value ? of_token.x : key[0]),
+                min = __half2float(value ? of_token.y : key[4]);
     float& x = sheet.at(value, token, channel);
     x = __fadd_rn(min, __fmul_rn(scale, x));
   }
@@ -226,7 +230,8 @@ __device__ void write4(const Sheet<width>& sheet, std::byte* strip) {
     const int value = i / (kStripTokens * width), token = i / width % kStripTokens, channel = i % width;
     const __half* key = channel4<width>(strip, channel);
     const __half2 of_token = *token4<width>(strip, token);
-    const float scale = __half2float(value ? of_token.x : key[0]), min = __half2float(value ? of_token.y : key[4]);
+    const float scale = __half2float(value ? of_token.x : key[0]),
+                min = __half2float(value ? of_token.y : key[4]);
     float& x = sheet.at(value, token, channel);
     x = scale > 0 ? fminf(fmaxf(rintf(__fdiv_rn(__fsub_rn(x, min), scale)), 0), 15) : 0;
   }
@@ -348,7 +353,8 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant_
     const bool small = ref >= 0 && kv_tier(ref) != KvTier::full;
     int64_t row = job.to.first_row + (place.y + i) * lie.layer_rows();
     if (!small) row = ref < 0 ? -1 : ref * (job.block_bytes / (width * 2)) + lie.layer_row(job.layer);
-    if (blockIdx.z == 0 && threadIdx.x == 0) job.to.rows[int64_t(sequence) * job.to.row_blocks + i] = int32_t(row);
+    if (blockIdx.z == 0 && threadIdx.x == 0)
+      job.to.rows[int64_t(sequence) * job.to.row_blocks + i] = int32_t(row);
     if (!small) continue;
     __syncthreads();  // the sheet is free again
     read_small(sheet, head, ref);
@@ -375,8 +381,8 @@ void kv_tiers_prepare(const KvGeometry& geometry) {
   with_width(geometry.head_dim, [](auto width) {
     for (const void* kernel : {reinterpret_cast<const void*>(move_kernel<width>),
                                reinterpret_cast<const void*>(unpack_kernel<width>)})
-      CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      int(Sheet<width>::kBytes)));
+      CUDA_CHECK(
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(Sheet<width>::kBytes)));
   });
 }
 
@@ -386,8 +392,9 @@ void move_blocks(const Context& context, const MoveBlocksArgs& a) {
   if (a.batch.move_count == 0) return;
   const MoveJob job{a.batch.moves, g, a.pool, int64_t(a.block_bytes)};
   with_width(g.head_dim, [&](auto width) {
-    launch(context, move_kernel<width>, dim3(unsigned(g.layers_per_group * g.kv_heads), unsigned(a.batch.move_count)),
-           dim3(kThreads), Sheet<width>::kBytes, job);
+    launch(context, move_kernel<width>,
+           dim3(unsigned(g.layers_per_group * g.kv_heads), unsigned(a.batch.move_count)), dim3(kThreads),
+           Sheet<width>::kBytes, job);
   });
 }
 
@@ -398,15 +405,22 @@ int most_rounds(const Unpacked& to, int prompt_blocks) {
 
 void place_prompts(const Context& context, const BatchInput& batch, const Unpacked& to) {
   CHECK(batch.sequences <= kMaxSequences);
-  launch(context, place_kernel, dim3(1), dim3(kThreads), 0, batch.row_starts, batch.kv_lengths, batch.sequences, to);
+  launch(context, place_kernel, dim3(1), dim3(kThreads), 0, batch.row_starts, batch.kv_lengths, batch.sequences,
+         to);
 }
 
 void unpack_blocks(const Context& context, const BatchInput& batch, const KvGeometry& g, const KvLayer& kv,
                    const Unpacked& to, int round) {
   constexpr int kAtOnce = 64;
   const int prompts = batch.sequences - batch.one_row_sequences;
-  const UnpackJob job{batch.kv_lengths, batch.tables[kv.group], batch.table_stride, g,
-                      int64_t(kv.block_bytes), kv.layer_in_group,      round,       to};
+  const UnpackJob job{batch.kv_lengths,
+                      batch.tables[kv.group],
+                      batch.table_stride,
+                      g,
+                      int64_t(kv.block_bytes),
+                      kv.layer_in_group,
+                      round,
+                      to};
   with_width(g.head_dim, [&](auto width) {
     launch(context, unpack_kernel<width>,
            dim3(unsigned(std::min(kAtOnce, to.row_blocks)), unsigned(prompts), unsigned(g.kv_heads)),

@@ -1,5 +1,5 @@
-// Blocks from every tier to every tier, all layers and heads, against ref/: unpacked again, they hold what the judge's
-// do, to the bit.
+// Blocks from every tier to every tier, all layers and heads, against ref/: unpacked again, they hold what the
+// judge's do, to the bit.
 #include "tensor/cuda/kv_tiers/kv_tiers.h"
 
 #include <gtest/gtest.h>
@@ -44,8 +44,8 @@ class Pools {
     BatchInput batch;
     batch.move_count = int(moves.size());
     batch.moves = moves.data();
-    ref_->move_blocks({batch, geometry_, reinterpret_cast<std::byte*>(judged_.data()),
-                       ref_->kv_block_bytes(geometry_)});
+    ref_->move_blocks(
+        {batch, geometry_, reinterpret_cast<std::byte*>(judged_.data()), ref_->kv_block_bytes(geometry_)});
     batch.moves = on_card.as<KvMove>();
     move_blocks(test::context(), {batch, card_geometry_, card_.as<std::byte>(), slot_bytes(card_geometry_)});
     test::wait();
@@ -74,8 +74,8 @@ TEST(CudaKvTiers, EveryPairOfTiers) {
   for (const Shape& shape : {Shape{8, 128}, {3, 64}, {1, 256}}) {
     for (const KvTier first : {full, int8, fp8, int4}) {
       for (const KvTier second : {full, int8, fp8, int4}) {
-        SCOPED_TRACE(testing::Message() << kv_tier_name(first) << ", then " << kv_tier_name(second) << ", heads of "
-                                        << shape.head_dim);
+        SCOPED_TRACE(testing::Message() << kv_tier_name(first) << ", then " << kv_tier_name(second)
+                                        << ", heads of " << shape.head_dim);
         Pools pools(shape);
         // Two blocks at once, to places in one slot where the tier has several there.
         const auto place = [](KvTier tier, int slot, int i) {

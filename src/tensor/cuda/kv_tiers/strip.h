@@ -1,20 +1,20 @@
-// How a block of 64 tokens lies in a small tier: a strip per layer and kv head, its numbers in the order in which
-// a warp's matrix products take them (ptx/mma.h), so that decode reads 16 bytes a lane and unpacks them in place,
-// with nothing to transpose and no swizzle.
+// How a block of 64 tokens lies in a small tier: a strip per layer and kv head, its numbers in the order in
+// which a warp's matrix products take them (ptx/mma.h), so that decode reads 16 bytes a lane and unpacks them
+// in place, with nothing to transpose and no swizzle.
 //
-// A fragment is 16 x 16 numbers, the product's 16-row operand: rows are tokens and columns channels for keys, rows
-// channels and columns tokens for values. A lane has eight of them, named by `r` (which of the operand's four
-// registers) and `low` (which half of it). A unit is 16 bytes of a lane; units of 32 lanes lie side by side.
+// A fragment is 16 x 16 numbers, the product's 16-row operand: rows are tokens and columns channels for keys,
+// rows channels and columns tokens for values. A lane has eight of them, named by `r` (which of the operand's
+// four registers) and `low` (which half of it). A unit is 16 bytes of a lane; units of 32 lanes lie side by
+// side.
 //
 //   int8, fp8: two halves of 32 tokens, each
 //     keys [2 groups of 16 tokens][D / 32][lane] units, values the same, key scales [32], value scales [32];
-//     unit: two fragments (channels 32 i .. and 32 i + 16 ..), of each the bytes of r = 0, 1, 2, 3, low before high;
-//     int8 as q + 128
+//     unit: two fragments (channels 32 i .. and 32 i + 16 ..), of each the bytes of r = 0, 1, 2, 3, low before
+//     high; int8 as q + 128
 //   int4:
-//     keys [4 groups][D / 64][lane] units, values the same; unit: a word for each of four fragments, whose nibble
-//     r + 4 * low is the number;
-//     key channels [D / 16][4] x {scales of channels 2j, 2j + 1, 2j + 8, 2j + 9 of 16; their minima};
-//     value tokens [64] x {scale, minimum}
+//     keys [4 groups][D / 64][lane] units, values the same; unit: a word for each of four fragments, whose
+//     nibble r + 4 * low is the number; key channels [D / 16][4] x {scales of channels 2j, 2j + 1, 2j + 8, 2j +
+//     9 of 16; their minima}; value tokens [64] x {scale, minimum}
 // Scales and minima are half precision.
 #pragma once
 

@@ -1,6 +1,6 @@
-// The warp's matrix product m16n8k16 (bf16 or half precision in, f32 sums) and the loads of its fragments. PTX ISA 9.0, sections
-// "mma.sync", "ldmatrix", "movmatrix". In a fragment, lane l holds of an 8x8 matrix row l/4, columns
-// 2*(l%4) and the next, the lower column in the lower half.
+// The warp's matrix product m16n8k16 (bf16 or half precision in, f32 sums) and the loads of its fragments. PTX
+// ISA 9.0, sections "mma.sync", "ldmatrix", "movmatrix". In a fragment, lane l holds of an 8x8 matrix row l/4,
+// columns 2*(l%4) and the next, the lower column in the lower half.
 #pragma once
 
 #include <cuda_bf16.h>
