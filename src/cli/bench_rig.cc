@@ -116,9 +116,10 @@ void BenchRig::spread_depth(int batch, int depth) {
   std::array<std::vector<std::pair<int32_t, int32_t>>, kKvTiers> copies;
   for (int s = 1; s < batch; ++s) {
     BlockTable& table = tables_[size_t(s)];
-    if (blocks_.tiered()) {
-      CHECK(table.grow(blocks_, depth), "the pool has room for all sequences");
-      age(table, depth);
+    for (int length = 0; blocks_.tiered() && length < depth;) {
+      length = std::min(depth, length + steps_.limits.max_tokens);
+      CHECK(table.grow(blocks_, length), "the pool has room for all sequences");
+      age(table, length);
     }
     for (int group = 0; group < steps_.kv.layout.groups(); ++group) {
       for (size_t b = 0; b < used; ++b) {
