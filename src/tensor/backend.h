@@ -83,8 +83,8 @@ struct BatchInput {
   int groups = 0;
   const KvMove* moves = nullptr;  // [move_count] for move_blocks, before the step's ops
   int move_count = 0;
-  // Where some block of a sequence with several rows is in a small tier: blocks that such sequences have, in the
-  // table that has the most; else 0. Known to the host, so that a device knows how much it has to unpack.
+  // Where some block of a sequence with several rows is in a small tier: blocks that such sequences have, in
+  // the table that has the most; else 0. Known to the host, so that a device knows how much it has to unpack.
   int prompt_blocks = 0;
 };
 
