@@ -1,6 +1,7 @@
 """OpenTelemetry traces, as a real collector (rotel) receives them: the span tree, sampling, errors, W3C trace context."""
 import http.client
 import json
+import os
 import re
 import socket
 import subprocess
@@ -26,15 +27,15 @@ def free_port():
 class Collector:
     """rotel, which prints each span that it receives."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, settings=None):
         agent = next(p for p in rotel.__path__) + "/rotel-agent"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = subprocess.Popen(
-            [agent, "start", "--exporter", "blackhole", "--debug-log", "traces", "--debug-log-verbosity", "detailed",
+            [agent, "start", *([] if settings else ["--exporter", "blackhole"]), "--debug-log", "traces", "--debug-log-verbosity", "detailed",
              "--otlp-http-endpoint", f"127.0.0.1:{self.port}", "--otlp-grpc-endpoint", f"127.0.0.1:{free_port()}",
              "--batch-timeout", "10ms", "--pid-file", folder / "rotel.pid", "--log-file", folder / "rotel.log"],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **(settings or {})})
         self.lines, self.changed = [], threading.Condition()
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
@@ -181,6 +182,18 @@ def test_a_collector_that_is_away_is_told_of_once_and_stops_nothing(start):
     status, log = server.stop()
     assert status == 0
     assert log.count("traces: http://127.0.0.1:") == 1, log
+
+
+def test_log_lines_of_a_request_carry_its_ids(start):
+    server = start(SMOLLM2, "--log-json")
+    status, _ = server.post(CHAT, {**ASK, "max_tokens": 4096}, {"X-Request-Id": "late", "x-request-timeout-ms": "1",
+                                                               "traceparent": f"00-{TRACE}-{PARENT}-01"})
+    assert status == 504
+    lines = [json.loads(line) for line in server.stop()[1].splitlines()]
+    assert all({"time", "level", "message"} <= set(line) for line in lines)
+    [line] = [line for line in lines if line.get("request_id") == "late"]
+    assert line["trace_id"] == TRACE and re.fullmatch("[0-9a-f]{16}", line["span_id"]) and line["trace_flags"] == "01"
+    assert "deadline" in line["message"]
 
 
 def test_without_a_collector_a_callers_trace_is_still_named(smollm2):

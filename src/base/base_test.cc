@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/log_scope.h"
 #include "base/mapped_file.h"
 #include "base/result.h"
 
@@ -91,6 +92,31 @@ TEST(Log, JsonLinesStayJsonWhateverTheText) {
   set_log_json(false);
   EXPECT_EQ(std::count(out.begin(), out.end(), '\n'), 1) << out;
   EXPECT_NE(out.find(R"("message":"a \"quote\", a back\\slash and a\u000aline")"), std::string::npos) << out;
+}
+
+TEST(Log, LinesOfAScopeCarryItsIds) {
+  const auto logged = [](bool json, const char* text) {
+    set_log_json(json);
+    testing::internal::CaptureStderr();
+    LOG(info, "{}", text);
+    set_log_json(false);
+    return testing::internal::GetCapturedStderr();
+  };
+  {
+    const LogScope outer({"req \"1\"", "4bf9", "00f0", true});
+    EXPECT_NE(
+        logged(true, "x").find(
+            R"("message":"x","request_id":"req \"1\"","trace_id":"4bf9","span_id":"00f0","trace_flags":"01"})"),
+        std::string::npos);
+    EXPECT_NE(logged(false, "x").find("x trace_id=4bf9 span_id=00f0\n"), std::string::npos);
+    {
+      const LogScope inner({"req-2", "", ""});
+      EXPECT_NE(logged(true, "y").find(R"("message":"y","request_id":"req-2"})"), std::string::npos);
+      EXPECT_NE(logged(false, "y").find("y\n"), std::string::npos);
+    }
+    EXPECT_NE(logged(true, "z").find("4bf9"), std::string::npos);
+  }
+  EXPECT_NE(logged(true, "x").find(R"("message":"x"})"), std::string::npos);
 }
 
 TEST(CheckDeathTest, SaysWhereAndWhatAndRunsTheHookOnce) {

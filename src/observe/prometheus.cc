@@ -1,11 +1,21 @@
 #include "observe/prometheus.h"
 
+#include <fmt/format.h>
+
 #include <charconv>
 #include <cmath>
+
+#include "observe/exemplars.h"
 
 namespace sluice {
 
 namespace {
+
+// Which of the two formats.
+struct Form {
+  bool open_metrics = false;
+  const Exemplars* exemplars = nullptr;
+};
 
 void append_number(std::string& out, double value) {
   if (!std::isfinite(value)) value = 0;
@@ -18,6 +28,24 @@ void append_number(std::string& out, uint64_t value) { out += std::to_string(val
 
 std::string joined(const std::string& a, const std::string& b) {
   return a.empty() ? b : b.empty() ? a : a + "," + b;
+}
+
+void append_bound(std::string& out, double bound, const Form& form) {
+  const size_t from = out.size();
+  append_number(out, bound);
+  if (form.open_metrics && out.find_first_of(".e", from) == std::string::npos) out += ".0";
+}
+
+// Behind a bucket's line: a trace whose request fell there.
+void append_exemplar(std::string& out, const Histogram& h, size_t bucket, const Form& form) {
+  if (form.exemplars == nullptr) return;
+  const auto exemplar = form.exemplars->of(h, bucket);
+  if (!exemplar) return;
+  out.back() = ' ';  // the line's end
+  out += "# {trace_id=\"" + hex(exemplar->trace) + "\"} ";
+  append_number(out, exemplar->value);
+  out += ' ';
+  out += fmt::format("{:.3f}\n", exemplar->unix_seconds);
 }
 
 template <typename T>
@@ -36,17 +64,20 @@ void append_series(std::string& out, std::string_view name, std::string_view suf
 }
 
 // The count is the sum of the buckets that were read, so that a scrape agrees with itself while others write.
-void append_histogram(std::string& out, std::string_view name, const std::string& labels, const Histogram& h) {
+void append_histogram(std::string& out, std::string_view name, const std::string& labels, const Histogram& h,
+                      const Form& form) {
   uint64_t count = 0;
   const auto bounds = h.bounds();
   for (size_t i = 0; i < bounds.size(); ++i) {
     count += h.bucket(int(i));
     std::string le = "le=\"";
-    append_number(le, bounds[i]);
+    append_bound(le, bounds[i], form);
     append_series(out, name, "_bucket", joined(labels, le + "\""), count);
+    append_exemplar(out, h, i, form);
   }
   count += h.bucket(int(bounds.size()));
   append_series(out, name, "_bucket", joined(labels, "le=\"+Inf\""), count);
+  append_exemplar(out, h, bounds.size(), form);
   append_series(out, name, "_sum", labels, h.sum());
   append_series(out, name, "_count", labels, count);
 }
@@ -77,14 +108,17 @@ void append_escaped(std::string& out, std::string_view text, bool quotes) {
 }
 
 void append_family(std::string& out, const std::vector<Meter>& meters, const Meter& head, const MeterAlias& as,
-                   const std::string& extra_labels) {
+                   const std::string& extra_labels, const Form& form) {
   const std::string_view name = as.alias;
+  std::string_view family = name;
+  if (form.open_metrics && head.kind == Meter::Kind::counter && family.ends_with("_total"))
+    family.remove_suffix(std::string_view("_total").size());
   out += "# HELP ";
-  out += name;
+  out += family;
   out += ' ';
   append_escaped(out, head.help, false);
   out += "\n# TYPE ";
-  out += name;
+  out += family;
   out += ' ';
   out += type_name(head.kind);
   out += '\n';
@@ -95,7 +129,7 @@ void append_family(std::string& out, const std::vector<Meter>& meters, const Met
     if (m.counter != nullptr && m.unit != 1)
       append_series(out, name, "", labels, double(m.counter->value()) * m.unit);
     if (m.gauge != nullptr) append_series(out, name, "", labels, m.gauge->value());
-    if (m.histogram != nullptr) append_histogram(out, name, labels, *m.histogram);
+    if (m.histogram != nullptr) append_histogram(out, name, labels, *m.histogram, form);
   }
 }
 
@@ -143,8 +177,10 @@ std::string prometheus_label(std::string_view name, std::string_view value) {
   return out;
 }
 
-std::string prometheus_text(const std::vector<Meter>& meters, std::span<const MeterAlias> aliases,
-                            const std::string& alias_labels) {
+namespace {
+
+std::string text_of(const std::vector<Meter>& meters, std::span<const MeterAlias> aliases,
+                    const std::string& alias_labels, const Form& form) {
   std::string out;
   const auto first_of = [&](std::string_view name) -> const Meter* {
     for (const Meter& m : meters) {
@@ -153,12 +189,28 @@ std::string prometheus_text(const std::vector<Meter>& meters, std::span<const Me
     return nullptr;
   };
   for (const Meter& m : meters) {
-    if (first_of(m.name) == &m) append_family(out, meters, m, {m.name, m.name}, "");
+    if (first_of(m.name) == &m) append_family(out, meters, m, {m.name, m.name}, "", form);
   }
   for (const MeterAlias& alias : aliases) {
-    if (const Meter* m = first_of(alias.own)) append_family(out, meters, *m, alias, alias_labels);
+    if (const Meter* m = first_of(alias.own)) append_family(out, meters, *m, alias, alias_labels, form);
   }
   return out;
+}
+
+}  // namespace
+
+std::string prometheus_text(const std::vector<Meter>& meters, std::span<const MeterAlias> aliases,
+                            const std::string& alias_labels) {
+  return text_of(meters, aliases, alias_labels, {});
+}
+
+std::string open_metrics_text(const std::vector<Meter>& meters, std::span<const MeterAlias> aliases,
+                              const std::string& alias_labels, const Exemplars* exemplars) {
+  return text_of(meters, aliases, alias_labels, {true, exemplars}) + "# EOF\n";
+}
+
+bool wants_open_metrics(std::string_view accept) {
+  return accept.find("application/openmetrics-text") != std::string_view::npos;
 }
 
 }  // namespace sluice

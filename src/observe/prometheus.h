@@ -1,4 +1,4 @@
-// Meters as Prometheus' text format 0.0.4. Reads meters, changes nothing; any thread.
+// Meters as Prometheus' text format 0.0.4 and as OpenMetrics 1.0. Reads meters, changes nothing; any thread.
 #pragma once
 
 #include <span>
@@ -11,6 +11,10 @@
 namespace sluice {
 
 inline constexpr std::string_view kPrometheusContentType = "text/plain; version=0.0.4; charset=utf-8";
+inline constexpr std::string_view kOpenMetricsContentType =
+    "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+class Exemplars;
 
 // A family under another program's name, with the same values. Aliases may hold colons, as vLLM's do.
 struct MeterAlias {
@@ -26,6 +30,14 @@ std::span<const MeterAlias> vllm_aliases();
 // `alias_labels` are put before an alias' own labels (`model_name="m"`); make them with prometheus_label.
 std::string prometheus_text(const std::vector<Meter>& meters, std::span<const MeterAlias> aliases = {},
                             const std::string& alias_labels = {});
+
+// The same as OpenMetrics: counters are families without `_total`, bounds are written as floats, buckets have
+// exemplars (null: none), and the end is marked.
+std::string open_metrics_text(const std::vector<Meter>& meters, std::span<const MeterAlias> aliases,
+                              const std::string& alias_labels, const Exemplars* exemplars);
+
+// Whether an Accept header lists OpenMetrics, as Prometheus' does.
+bool wants_open_metrics(std::string_view accept);
 
 // name="value", escaped.
 std::string prometheus_label(std::string_view name, std::string_view value);

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "observe/exemplars.h"
 #include "observe/process_meters.h"
 
 namespace sluice {
@@ -75,6 +76,39 @@ TEST(Prometheus, GaugesAreAlwaysNumbers) {
   broken.set(std::nan(""));
   const std::vector<Meter> meters = {{Meter::Kind::gauge, "g", "G.", "", nullptr, &broken, nullptr}};
   EXPECT_THAT(prometheus_text(meters), HasSubstr("\ng 0\n"));
+}
+
+TEST(OpenMetrics, CountersAreFamiliesWithoutTotalAndTheEndIsMarked) {
+  Counter stop;
+  stop.add(3);
+  const std::vector<Meter> meters = {
+      {Meter::Kind::counter, "a_total", "What a is.", "", &stop, nullptr, nullptr}};
+  EXPECT_EQ(open_metrics_text(meters, {}, "", nullptr),
+            "# HELP a What a is.\n# TYPE a counter\na_total 3\n# EOF\n");
+}
+
+TEST(OpenMetrics, BucketsNameATraceThatFellThereLast) {
+  const double bounds[] = {0.1, 1};
+  Histogram h(bounds);
+  for (double v : {0.05, 0.5, 7.0}) h.observe(v);
+  const std::vector<Meter> meters = {{Meter::Kind::histogram, "t_seconds", "T.", "", nullptr, nullptr, &h}};
+  Exemplars exemplars;
+  exemplars.note(h, 0.4, TraceId{0xaa}, 1000);
+  exemplars.note(h, 0.5, TraceId{0xbb}, 1001.5);
+  exemplars.note(h, 7, TraceId{0xcc}, 1002);
+  const std::string text = open_metrics_text(meters, {}, "", &exemplars);
+  EXPECT_THAT(text, HasSubstr("\nt_seconds_bucket{le=\"0.1\"} 1\n"));
+  EXPECT_THAT(text,
+              HasSubstr("\nt_seconds_bucket{le=\"1.0\"} 2 # {trace_id=\"bb000000000000000000000000000000\"} "
+                        "0.5 1001.500\n"));
+  EXPECT_THAT(text, HasSubstr("\nt_seconds_bucket{le=\"+Inf\"} 3 # {trace_id=\"cc0"));
+  EXPECT_THAT(prometheus_text(meters), Not(HasSubstr("trace_id")));
+}
+
+TEST(OpenMetrics, IsWantedByWhoListsIt) {
+  EXPECT_TRUE(wants_open_metrics("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"));
+  EXPECT_FALSE(wants_open_metrics("text/plain"));
+  EXPECT_FALSE(wants_open_metrics(""));
 }
 
 TEST(ProcessMeters, AreReadFromTheSystem) {

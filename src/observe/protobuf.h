@@ -35,13 +35,18 @@ class ProtobufWriter {
     append_varint(value.size());
     out_ += value;
   }
-  // A message inside: `fill` gets a writer of its own.
+  // A message inside, which `fill` writes. Its length comes before it and is known after: what was written moves
+  // up by a byte or two, which costs less than a buffer of its own.
   template <typename Fill>
   void message(int field, Fill fill) {
-    std::string inner;
-    ProtobufWriter writer(inner);
-    fill(writer);
-    bytes(field, inner);
+    tag(field, 2);
+    const size_t from = out_.size();
+    fill(*this);
+    char length[10];
+    size_t n = 0;
+    for (uint64_t left = out_.size() - from; n == 0 || left > 0; left >>= 7)
+      length[n++] = char(left >= 0x80 ? left | 0x80 : left);
+    out_.insert(from, length, n);
   }
 
  private:

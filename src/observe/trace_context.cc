@@ -50,6 +50,12 @@ std::array<uint8_t, N> random_id() {
 std::string hex(const TraceId& id) { return hex_of(id); }
 std::string hex(const SpanId& id) { return hex_of(id); }
 
+LogIds log_ids(const TraceContext& context, std::string_view request_id) {
+  LogIds ids{std::string(request_id), {}, {}, context.sampled};
+  if (context) ids.trace_id = hex(context.trace_id), ids.span_id = hex(context.span_id);
+  return ids;
+}
+
 std::optional<TraceContext> parse_traceparent(std::string_view header) {
   if (header.size() < kTraceparentChars || header[2] != '-' || header[35] != '-' || header[52] != '-')
     return std::nullopt;

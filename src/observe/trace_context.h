@@ -8,6 +8,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/log_scope.h"
+
 namespace sluice {
 
 using TraceId = std::array<uint8_t, 16>;
@@ -41,5 +43,8 @@ TraceContext begin_trace(std::string_view traceparent, std::string_view tracesta
 
 std::string hex(const TraceId& id);
 std::string hex(const SpanId& id);
+
+// For log lines about the request.
+LogIds log_ids(const TraceContext& context, std::string_view request_id);
 
 }  // namespace sluice

@@ -107,6 +107,7 @@ bool Tracer::keeps(const RequestAccount& account, KeptBy& why) const {
 void Tracer::finish(const std::shared_ptr<const RequestAccount>& account) {
   FinishedTrace trace{account};
   if (!keeps(*account, trace.why)) return;
+  exemplars_.note(*account);
   std::lock_guard lock(mutex_);
   if (stopping_ || waiting_.size() >= size_t(settings_.queue_requests)) return dropped_full_.add();
   waiting_.push_back(std::move(trace));

@@ -17,6 +17,7 @@
 
 #include "base/meter.h"
 #include "base/result.h"
+#include "observe/exemplars.h"
 #include "observe/otlp.h"
 #include "observe/tracing_settings.h"
 
@@ -64,6 +65,8 @@ class Tracer {
   void stop();
   // Whether and why a finished request is kept.
   bool keeps(const RequestAccount& account, KeptBy& why) const;
+  // Of the traces that are kept.
+  const Exemplars& exemplars() const { return exemplars_; }
 
  private:
   void run();
@@ -77,6 +80,7 @@ class Tracer {
   const std::unique_ptr<TraceSink> sink_;
   const int backoff_ms_;
   Counter &exported_, &dropped_full_, &dropped_unreachable_, &dropped_refused_;
+  Exemplars exemplars_;
   bool down_ = false;  // exporter thread: said so, and it has not answered since
 
   mutable std::mutex mutex_;

@@ -335,6 +335,7 @@ void Generation::log_end(const char* how) const {
   const bool well = std::string_view(how) == "completed";
   if (!log_enabled(well ? LogLevel::debug : LogLevel::info)) return;
   const Usage u = usage();
+  const LogScope about(log_ids(plan_.trace, plan_.request_id));
   const std::string line =
       fmt::format("request {} {}: {} prompt tokens, {} generated, {:.1f} ms", plan_.request_id, how,
                   u.prompt_tokens, u.completion_tokens, ms(now_ns() - submitted_));

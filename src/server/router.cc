@@ -146,6 +146,7 @@ void Router::handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange)
   try {
     route_request(request, exchange, caller);
   } catch (const std::exception& e) {
+    const LogScope about(log_ids(caller.trace, caller.id));
     LOG(error, "request {}: {}", caller.id, e.what());
     respond(exchange, error_response(500, "Internal error."), caller);
   }
@@ -335,6 +336,7 @@ void Router::run_job(const std::shared_ptr<TextJob>& job) {
     else
       job->response = job->route.text(job->request.body, job->call);
   } catch (const std::exception& e) {
+    const LogScope about(log_ids(job->call.trace, job->call.request_id));
     LOG(error, "request {}: {}", job->call.request_id, e.what());
     job->failure = ApiError{{ErrorCode::kInternal, "Internal error.", ""}, ""};
   }
@@ -366,6 +368,7 @@ void Router::compile_grammar(TextJob& job) {
           api_error({ErrorCode::kInvalidArgument, compiled.error().message, plan.options.grammar_field});
     }
   } catch (const std::exception& e) {
+    const LogScope about(log_ids(job.call.trace, job.call.request_id));
     LOG(error, "request {}: {}", job.call.request_id, e.what());
     job.failure = ApiError{{ErrorCode::kInternal, "Internal error.", ""}, ""};
   }
@@ -393,6 +396,7 @@ void Router::finish_job(const std::shared_ptr<TextJob>& job) {
     Generation::start(job->exchange, job->call.model, std::move(job->prepared.plan),
                       std::move(job->prepared.format));
   } catch (const std::exception& e) {
+    const LogScope about(log_ids(job->call.trace, job->call.request_id));
     LOG(error, "request {}: {}", job->call.request_id, e.what());
     respond(job->exchange, error_response(500, "Internal error."), job->caller);
   }

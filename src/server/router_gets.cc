@@ -64,9 +64,12 @@ HttpResponse Router::get_metrics(const HttpRequest& request) {
   update_process_meters();
   const bool aliases = request.query.find("aliases=0") == std::string::npos;
   HttpResponse response;
-  response.content_type = std::string(kPrometheusContentType);
-  response.body = prometheus_text(meter::all(), aliases ? vllm_aliases() : std::span<const MeterAlias>(),
-                                  prometheus_label("model_name", model_name()));
+  const auto also = aliases ? vllm_aliases() : std::span<const MeterAlias>();
+  const std::string labels = prometheus_label("model_name", model_name());
+  const bool open = wants_open_metrics(request.header("accept"));
+  response.content_type = std::string(open ? kOpenMetricsContentType : kPrometheusContentType);
+  response.body = open ? open_metrics_text(meter::all(), also, labels, &tracer_->exemplars())
+                       : prometheus_text(meter::all(), also, labels);
   return response;
 }
 
