@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <thread>
 
+#include "base/probes.h"
 #include "engine/make_engine.h"
 #include "engine/step_loop.h"
 
@@ -146,11 +147,13 @@ class EngineImpl final : public Engine {
     if (door_->draining.load()) {
       door_->leave(lane);
       meters_.rejected_draining.add();
+      if (probe::shed_on()) probe::fire::shed(request.id.c_str(), "draining");
       return Error{ErrorCode::kUnavailable, "the server is shutting down"};
     }
     if (others >= info_.max_requests && of_lane >= lane_places_) {
       door_->leave(lane);
       meters_.rejected_full.add();
+      if (probe::shed_on()) probe::fire::shed(request.id.c_str(), "queue_full");
       return Error{ErrorCode::kResourceExhausted,
                    fmt::format("{} requests are running or waiting already; try again later", others)};
     }
@@ -166,6 +169,9 @@ class EngineImpl final : public Engine {
       stream->pooled_.assign(size_t(info_.spec.hidden), 0.0f);
     else if (request.sampling.prompt_top_logprobs >= 0)
       stream->prompt_logprobs_.reserve(request.prompt.size());
+    if (probe::request_start_on())
+      probe::fire::request_start(request.id.c_str(), uint64_t(stream.get()), int64_t(request.prompt.size()),
+                                 request.max_tokens);
     loop_.hand_over(std::make_unique<LiveRequest>(std::move(request), info_.end_ids, stream, info_.spec.vocab));
     unheard_.store(true);
     return stream;

@@ -33,7 +33,8 @@ struct LiveRequest : Sequence {
   bool ends_with(int32_t id) const { return std::find(end_ids.begin(), end_ids.end(), id) != end_ids.end(); }
   bool wants_prompt_logprobs() const { return request.sampling.prompt_top_logprobs >= 0; }
   bool pools() const { return request.pooling != Pooling::none; }
-  float* pooled() { return stream->pooled_.data(); }  // [C]
+  uint64_t probe_key() const { return uint64_t(stream.get()); }  // base/probes.h: `sequence`
+  float* pooled() { return stream->pooled_.data(); }             // [C]
 
   std::shared_ptr<RequestStream> stream;
   std::vector<int32_t> bias_ids;  // logit_bias, as two arrays

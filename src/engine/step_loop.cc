@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "base/probes.h"
+
 namespace sluice {
 
 // The loop. Each turn takes in what has arrived, takes back a finished step, and launches the next one while
@@ -113,6 +115,7 @@ bool StepLoop::launch_next() {
     activate(*step, r.planned_at + r.plan_ns + r.build_ns);
   else
     behind_ = step;
+  if (probe::step_begin_on()) probe::fire::step_begin(r.step, r.tokens, r.sequences);
   executor_.launch(step);
   return true;
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/probes.h"
 #include "engine/step_loop.h"
 
 namespace sluice {
@@ -157,6 +158,9 @@ void StepLoop::note_admissions(const StepPlan& plan, TimeNs planned_by) {
     meters_.lane_queue_seconds[size_t(live.lane())]->observe(
         seconds(live.admitted_at - live.stream->times_.submitted));
     meters_.queue_seconds.observe(seconds(live.admitted_at - live.stream->times_.submitted));
+    if (probe::request_admit_on())
+      probe::fire::request_admit(live.request.id.c_str(), live.probe_key(), live.cached_tokens,
+                                 live.admitted_at - live.stream->times_.submitted);
   }
 }
 
@@ -199,6 +203,8 @@ void StepLoop::note_preemption(LiveRequest& live) {
   live.preemptions_seen = live.preemptions;
   live.stream->progress_.preemptions.store(live.preemptions, std::memory_order_relaxed);
   live.stream->progress_.spans.enter(Span::preempted, live.preempted_at);
+  if (probe::preempt_on())
+    probe::fire::preempt(live.request.id.c_str(), live.probe_key(), live.furthest_computed);
 }
 
 void StepLoop::account(LiveRequest& live, const PlanEntry& entry) {
@@ -217,7 +223,13 @@ float StepLoop::kv_hit(LiveRequest& live, const PlanEntry& entry) {
 void StepLoop::deliver(LiveRequest& live, TokenEvent event) {
   RequestTimes& times = live.stream->times_;
   if (event.id >= 0) {
+    if (probe::token_on())
+      probe::fire::token(live.request.id.c_str(), live.probe_key(), event.step, event.id,
+                         event.time - (times.first_token ? live.last_token : times.submitted));
     if (times.first_token == 0) {
+      if (probe::first_token_on())
+        probe::fire::first_token(live.request.id.c_str(), live.probe_key(), event.step,
+                                 event.time - times.submitted);
       times.first_token = event.time;
       meters_.first_token_seconds.observe(seconds(event.time - times.submitted));
       meters_.prefill_seconds.observe(seconds(event.time - times.admitted));
@@ -252,6 +264,9 @@ void StepLoop::finish_times(LiveRequest& live, TimeNs now) {
   meters_.request_prompt_tokens.observe(live.prompt_tokens);
   meters_.request_generated_tokens.observe(live.generated());
   meters_.finished[size_t(live.finish)]->add();
+  if (probe::request_end_on())
+    probe::fire::request_end(live.request.id.c_str(), live.probe_key(), finish_reason_name(live.finish),
+                             live.generated(), now - times.submitted);
 }
 
 // Cancelled or out of time: its client gets a last event without a token.
@@ -300,6 +315,8 @@ void StepLoop::record(Step& step, TimeNs commit_began) {
   // What the device waited for lay with the host only from when there was something to compute.
   r.gap_ns = std::clamp<TimeNs>(r.execute_at - work_since_, 0, r.idle_ns);
   r.commit_ns = now_ns() - commit_began;
+  if (probe::step_end_on()) probe::fire::step_end(r.step, r.execute_ns, r.gap_ns, r.sampled);
+  if (r.graph == GraphUse::miss && probe::graph_miss_on()) probe::fire::graph_miss(r.step, r.tokens);
   for (size_t lane = 0; lane < kLanes; ++lane)
     if (const int n = step.plan.preempted_of[lane]) meters_.lane_preemptions[lane]->add(uint64_t(n));
   for (const auto& [from, to] : step.plan.moves) {

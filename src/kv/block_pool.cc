@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/probes.h"
+
 namespace sluice {
 
 BlockPool::BlockPool(int slots, const KvTiering& tiering) : slots_(slots) {
@@ -56,6 +58,7 @@ BlockId BlockPool::take() {
     CHECK(places_->place(id, KvTier::full));
     places_->set_owned(id, true);
   }
+  if (probe::kv_alloc_on()) probe::fire::kv_alloc(id, free());
   return id;
 }
 
@@ -137,6 +140,7 @@ bool BlockPool::evict() {
   const BlockId oldest = cold_.size ? cold_.first : hot_.first;
   if (oldest == kNoBlock) return false;
   const size_t before = empty_.size();
+  if (probe::kv_evict_on()) probe::fire::kv_evict(oldest);
   keeper_->forget(oldest);
   unkeep(oldest);
   evicted_ += empty_.size() - before;
