@@ -10,7 +10,7 @@ import pytest
 
 from conftest import ROOT, SLUICE, TIMEOUT_S, until
 
-PROBES = {"request_start", "request_admit", "first_token", "token", "preempt", "request_end", "shed", "step_begin", "step_end", "graph_miss",
+PROBES = {"request_start", "request_admit", "first_token", "token", "preempt", "request_end", "shed", "answer_write", "step_begin", "step_end", "graph_miss",
           "kv_alloc", "kv_evict"}
 SCRIPTS = ROOT / "tools" / "bpf"
 ASK = {"prompt": "hi", "max_tokens": 5, "ignore_eos": True}
@@ -43,12 +43,12 @@ def has_tracepoints():
 
 
 class Watch:
-    """A script of tools/bpf at work on a server."""
+    """Something that looks at a server: a script of tools/bpf, or `sluice trace`."""
 
     def __init__(self, server, script, *arguments):
         pid = str(server.process.pid)
-        self.process = subprocess.Popen(["bpftrace", "-p", pid, SCRIPTS / script, pid, *arguments], stdout=subprocess.PIPE,
-                                        stderr=subprocess.STDOUT, text=True)
+        command = [SLUICE, "trace", pid] if script == "trace" else ["bpftrace", "-p", pid, SCRIPTS / script, pid]
+        self.process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.text = ""
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
@@ -108,3 +108,49 @@ def test_the_scripts_of_the_operating_systems_side(server, script, says):
     watch = Watch(server, script)
     ask_until(server, watch, says)
     watch.end()
+
+
+@pytest.fixture
+def traceable():
+    if not SLUICE.with_name("sluice-trace").exists():
+        pytest.skip("sluice-trace was not built (Debian: libbpf-dev, clang)")
+
+
+def test_trace_tells_of_each_request(server, traceable):
+    watch = Watch(server, "trace")
+    ask_until(server, watch, "the-one")
+    text = watch.end()
+    assert watch.process.returncode == 0, text
+    words = next(line for line in text.splitlines() if line.startswith("the-one")).split()
+    named = dict(zip(["request", "queue", "prefill", "decode", "tokens", "longest", "step", "sends", "bytes", "preempted", "not_run", "ended"], words))
+    assert (named["tokens"], named["preempted"], named["ended"]) == ("5", "0", "length"), text
+    assert float(named["queue"]) >= 0 and int(named["sends"]) <= 1 and (named["sends"] == "0" or int(named["bytes"]) > 100), text
+
+
+def test_trace_shows_the_events_of_one_request(server, traceable):
+    watch = Watch(server, "trace", "--request", "the-one")
+    ask_until(server, watch, "sent ")
+    lines = watch.end().splitlines()
+    starts = [i for i, line in enumerate(lines) if " start " in line]
+    events = [line.split()[1] for line in lines[starts[0]:starts[1] if len(starts) > 1 else None]]
+    assert events[:2] == ["start", "admitted"] and events.count("token") == 5, lines
+    assert events.index("end") > events.index("token") and "sent" in events, lines
+
+
+def test_trace_says_what_stands_in_its_way(server, traceable):
+    def refused(*arguments, **more):
+        tried = subprocess.run([SLUICE, "trace", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, **more)
+        assert tried.returncode != 0 and tried.stdout == ""
+        return tried.stderr
+
+    assert "is not there" in refused("999999999")
+    assert "has no probe" in refused(str(os.getpid()))
+    assert "not both" in refused("--request", "a", "--slow", "1")
+
+
+def test_trace_says_that_it_needs_root(server, traceable):
+    try:
+        tried = subprocess.run([SLUICE, "trace", str(server.process.pid)], capture_output=True, text=True, timeout=TIMEOUT_S, user="nobody", cwd="/")
+    except (PermissionError, LookupError):
+        pytest.skip("another user cannot start the binary where it lies")
+    assert tried.returncode == 1 and "this user may not" in tried.stderr

@@ -23,6 +23,7 @@ SEMAPHORE(token);
 SEMAPHORE(preempt);
 SEMAPHORE(request_end);
 SEMAPHORE(shed);
+SEMAPHORE(answer_write);
 SEMAPHORE(step_begin);
 SEMAPHORE(step_end);
 SEMAPHORE(graph_miss);
@@ -52,6 +53,7 @@ void request_end(const char* id, uint64_t sequence, const char* reason, int64_t 
   STAP_PROBE5(sluice, request_end, id, sequence, reason, generated, since_start);
 }
 void shed(const char* id, const char* reason) { STAP_PROBE2(sluice, shed, id, reason); }
+void answer_write(const char* id, int64_t bytes) { STAP_PROBE2(sluice, answer_write, id, bytes); }
 void step_begin(int64_t step, int64_t tokens, int64_t sequences) {
   STAP_PROBE3(sluice, step_begin, step, tokens, sequences);
 }

@@ -12,6 +12,7 @@
 //   preempt       (id, sequence, tokens)                      gave up its blocks; tokens: to be computed again
 //   request_end   (id, sequence, reason, generated, since_start)
 //   shed          (id, reason)                                refused: queue_full, draining
+//   answer_write  (id, bytes)                                 its connection's thread sends next what it has
 //   step_begin    (step, tokens, sequences)                   handed to the executor
 //   step_end      (step, execute, gap, sampled)               taken back from it
 //   graph_miss    (step, tokens)                              recorded anew instead of replayed
@@ -24,8 +25,9 @@
 extern "C" {
 extern volatile unsigned short sluice_request_start_semaphore, sluice_request_admit_semaphore,
     sluice_first_token_semaphore, sluice_token_semaphore, sluice_preempt_semaphore,
-    sluice_request_end_semaphore, sluice_shed_semaphore, sluice_step_begin_semaphore, sluice_step_end_semaphore,
-    sluice_graph_miss_semaphore, sluice_kv_alloc_semaphore, sluice_kv_evict_semaphore;
+    sluice_request_end_semaphore, sluice_shed_semaphore, sluice_answer_write_semaphore,
+    sluice_step_begin_semaphore, sluice_step_end_semaphore, sluice_graph_miss_semaphore,
+    sluice_kv_alloc_semaphore, sluice_kv_evict_semaphore;
 }
 
 namespace sluice::probe {
@@ -39,6 +41,7 @@ void token(const char* id, uint64_t sequence, int64_t step, int64_t token, int64
 void preempt(const char* id, uint64_t sequence, int64_t tokens);
 void request_end(const char* id, uint64_t sequence, const char* reason, int64_t generated, int64_t since_start);
 void shed(const char* id, const char* reason);
+void answer_write(const char* id, int64_t bytes);
 void step_begin(int64_t step, int64_t tokens, int64_t sequences);
 void step_end(int64_t step, int64_t execute, int64_t gap, int64_t sampled);
 void graph_miss(int64_t step, int64_t tokens);
@@ -54,6 +57,7 @@ inline bool first_token_on() { return sluice_first_token_semaphore != 0; }
 inline bool preempt_on() { return sluice_preempt_semaphore != 0; }
 inline bool request_end_on() { return sluice_request_end_semaphore != 0; }
 inline bool shed_on() { return sluice_shed_semaphore != 0; }
+inline bool answer_write_on() { return sluice_answer_write_semaphore != 0; }
 inline bool step_begin_on() { return sluice_step_begin_semaphore != 0; }
 inline bool step_end_on() { return sluice_step_end_semaphore != 0; }
 inline bool graph_miss_on() { return sluice_graph_miss_semaphore != 0; }

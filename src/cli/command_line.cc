@@ -59,6 +59,7 @@ class Parser {
   void add_inspect();
   void add_eval();
   void add_quantize();
+  void add_trace();
   void add_bench();
   void add_simulate(CLI::App& bench);
   Status settle();  // sluice.yaml, environment, flags, in this order
@@ -91,6 +92,7 @@ Parser::Parser() {
   add_inspect();
   add_eval();
   add_quantize();
+  add_trace();
   add_bench();
 }
 
@@ -264,6 +266,15 @@ void Parser::add_eval() {
   app->add_option("--max-tokens", e.max_tokens, "Of the text, so many; 0: all")->check(CLI::Range(0, 1 << 30));
   app->add_flag("--json", e.json, "One JSON object instead of a table");
   add_model_flags(app);
+}
+
+// What it takes is its own: all words behind `trace` go to it.
+void Parser::add_trace() {
+  CLI::App* app =
+      command(app_, "trace", Command::trace, "Watch a running server's requests from outside (eBPF)",
+              "  sudo sluice trace --slow 500\n");
+  app->set_help_flag();
+  app->prefix_command();
 }
 
 void Parser::add_quantize() {
@@ -474,6 +485,10 @@ void Parser::add_simulate(CLI::App& bench) {
 }
 
 Status Parser::settle() {
+  if (line_.command == Command::trace) {
+    line_.trace = app_.get_subcommand("trace")->remaining();
+    return {};
+  }
   Config& config = line_.config;
   // Only a server's start is worth a log; elsewhere standard error is for what went wrong.
   if (line_.command != Command::serve || line_.serve.dry_run) config.log_level = "warn";
@@ -603,6 +618,7 @@ std::string unknown_flag(const CLI::App& root, const std::vector<std::string>& w
   for (const std::string& word : words) {
     if (word == "--") return {};
     if (has_command(*app, word)) app = app->get_subcommand(word);
+    if (app->get_prefix_command()) return {};
     const bool flag = word.size() > 2 ? word.starts_with("--")
                                       : word.size() == 2 && word[0] == '-' && std::isalpha(uint8_t(word[1]));
     const std::string name = word.substr(0, word.find('='));

@@ -104,7 +104,7 @@ struct BenchSimulateOptions {
   bool json = false;
 };
 
-enum class Command { serve, run, chat, eval, quantize, inspect, bench_engine, bench_serve, bench_simulate };
+enum class Command { serve, run, chat, eval, quantize, inspect, bench_engine, bench_serve, bench_simulate, trace };
 
 struct CommandLine {
   Command command = Command::serve;
@@ -117,6 +117,7 @@ struct CommandLine {
   BenchEngineOptions bench_engine;
   BenchServeOptions bench_serve;
   BenchSimulateOptions bench_simulate;
+  std::vector<std::string> trace;  // words for sluice-trace
 };
 
 // The command line, or the exit status where nothing is left to do (help was printed, or the use was wrong and

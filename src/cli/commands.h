@@ -14,6 +14,7 @@ int inspect(const Config& config, const InspectOptions& options);
 int bench_engine(const Config& config, const BenchEngineOptions& options);
 int bench_serve(const BenchServeOptions& options);
 int bench_simulate(const Config& config, const BenchSimulateOptions& options);
+int trace(const std::vector<std::string>& arguments);
 
 // "sluice: message" on stderr.
 int failure(const std::string& message);

@@ -40,6 +40,8 @@ int dispatch(const CommandLine& line, std::function<Result<Config>()> reread) {
       return bench_engine(line.config, line.bench_engine);
     case Command::bench_serve:
       return bench_serve(line.bench_serve);
+    case Command::trace:
+      return trace(line.trace);
     case Command::bench_simulate:
       return bench_simulate(line.config, line.bench_simulate);
   }

@@ -35,8 +35,8 @@ class ProtobufWriter {
     append_varint(value.size());
     out_ += value;
   }
-  // A message inside, which `fill` writes. Its length comes before it and is known after: what was written moves
-  // up by a byte or two, which costs less than a buffer of its own.
+  // A message inside, which `fill` writes. Its length comes before it and is known after: what was written
+  // moves up by a byte or two, which costs less than a buffer of its own.
   template <typename Fill>
   void message(int field, Fill fill) {
     tag(field, 2);

@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "base/meter.h"
+#include "base/probes.h"
 #include "engine/grammar_constraint.h"
 #include "server/limits.h"
 #include "server/sse.h"
@@ -172,8 +173,11 @@ void Generation::pump() {
     if (!frames_.empty()) {
       open_stream();
       exchange_->write(frames_);
+      if (!all_ended) {
+        about_to_send(frames_.size());
+        exchange_->flush();
+      }
       frames_.clear();
-      if (!all_ended) exchange_->flush();
     }
     if (all_ended && !over_) finish_answer();
   }
@@ -228,6 +232,7 @@ void Generation::finish_answer() {
     std::string tail;
     format_->close_stream(tail, usage(), plan_.options.include_usage);
     exchange_->write(tail);
+    about_to_send(tail.size());
     account_.answered("completed");
     exchange_->end(true);
     return;
@@ -241,6 +246,7 @@ void Generation::finish_answer() {
   }
   format_->end_whole(response.body, usage(), running_.size() == 1 ? timings(running_.front()) : Timings());
   account_.answered("completed");
+  about_to_send(response.body.size());
   exchange_->respond(std::move(response));
 }
 
@@ -274,6 +280,10 @@ int Generation::respond_error(const ApiError& error) {
   style_error(response, format_->error_style(), plan_.request_id);
   exchange_->respond(std::move(response));
   return status;
+}
+
+void Generation::about_to_send(size_t bytes) const {
+  if (probe::answer_write_on()) probe::fire::answer_write(plan_.request_id.c_str(), int64_t(bytes));
 }
 
 // The engine did not take it: no account, but a trace.

@@ -134,6 +134,7 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
   void cancel_all();
   Usage usage() const;
   Timings timings(const Running& running) const;
+  void about_to_send(size_t bytes) const;  // for who looks from outside
   void log_end(const char* how) const;
 
   std::shared_ptr<HttpExchange> exchange_;
