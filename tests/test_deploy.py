@@ -98,9 +98,23 @@ def prometheus(tmp_path):
         one.process.wait(TIMEOUT_S)
 
 
+@pytest.fixture
+def collect(tmp_path):
+    started = []
+
+    def make(settings=None):
+        started.append(Collector(tmp_path, settings))
+        return started[-1]
+
+    yield make
+    for collector in started:
+        collector.process.kill()  # one whose backend is away would go on trying
+        collector.stop()
+
+
 @needs_prometheus
-def test_a_real_prometheus_scrapes_evaluates_and_keeps_exemplars(start, prometheus, tmp_path):
-    collector = Collector(tmp_path)
+def test_a_real_prometheus_scrapes_evaluates_and_keeps_exemplars(start, prometheus, collect):
+    collector = collect()
     server = start(SMOLLM2, "--set", f"tracing.endpoint={collector.url}")
     assert server.post(CHAT, ASK, {"traceparent": f"00-{TRACE}-{PARENT}-01"})[0] == 200
     running = prometheus(server)
@@ -119,7 +133,6 @@ def test_a_real_prometheus_scrapes_evaluates_and_keeps_exemplars(start, promethe
     assert until(exemplars, 100000)
     [series] = exemplars()
     assert series["exemplars"][0]["labels"]["trace_id"] == TRACE
-    collector.stop()
 
 
 def test_open_metrics_by_content_negotiation(smollm2):
@@ -132,15 +145,13 @@ def test_open_metrics_by_content_negotiation(smollm2):
     assert kind.startswith("text/plain") and "# EOF" not in text
 
 
-def test_the_collectors_settings_are_taken_by_rotel(tmp_path, start):
+def test_the_collectors_settings_are_taken_by_rotel(collect, start):
     lines = (DEPLOY / "collector" / "rotel.env").read_text().splitlines()
     settings = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    collector = Collector(tmp_path, {**settings, "ROTEL_OTLP_EXPORTER_ENDPOINT": f"http://127.0.0.1:{free_port()}"})
+    collector = collect({**settings, "ROTEL_OTLP_EXPORTER_ENDPOINT": f"http://127.0.0.1:{free_port()}"})
     server = start(SMOLLM2, "--set", f"tracing.endpoint={collector.url}", "--set", "tracing.sample_ratio=1")
     assert server.post(CHAT, ASK)[0] == 200
     collector.wait_for("SPAN_KIND_SERVER", 1)
-    collector.process.kill()  # it would go on trying to reach the backend, which is not there
-    collector.stop()
 
 
 def test_the_dashboard_is_whole():

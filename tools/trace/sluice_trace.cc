@@ -186,8 +186,8 @@ class Report {
     Requested* of = nullptr;
     for (auto& [sequence, r] : requests_)
       if (!of && r.id == e.id) of = &r;
-    for (auto& [r, end] : ended_)
-      if (!of && r.id == e.id) of = &r;
+    for (auto it = ended_.rbegin(); !of && it != ended_.rend(); ++it)  // ids may come again: the newest
+      if (it->first.id == e.id) of = &it->first;
     if (!of) return;
     ++of->sends;
     of->bytes += std::max(0ll, e.a);
