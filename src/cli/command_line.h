@@ -104,7 +104,18 @@ struct BenchSimulateOptions {
   bool json = false;
 };
 
-enum class Command { serve, run, chat, eval, quantize, inspect, bench_engine, bench_serve, bench_simulate, trace };
+enum class Command {
+  serve,
+  run,
+  chat,
+  eval,
+  quantize,
+  inspect,
+  bench_engine,
+  bench_serve,
+  bench_simulate,
+  trace
+};
 
 struct CommandLine {
   Command command = Command::serve;
