@@ -6,6 +6,7 @@
 //     tiers
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <string_view>
 
 #include "tensor/cuda/attention/decode.h"
@@ -154,6 +155,13 @@ void measure(const Shape& s, ReadAhead ahead) {
 
 std::vector<int> n_of(int n, int length) { return std::vector<int>(size_t(n), length); }
 
+void measure_one(std::string_view precision, int batch, int length) {
+  std::vector<KvTier> tiers = {KvTier::full};
+  for (const KvTier tier : {KvTier::int8, KvTier::fp8, KvTier::int4})
+    if (precision == kv_tier_name(tier)) tiers = {tier};
+  measure({"one", 32, 8, 128, 0, n_of(batch, length), precision != "bf16", tiers}, ReadAhead::nothing);
+}
+
 void measure_tiers() {
   using enum KvTier;
   const std::pair<const char*, std::vector<KvTier>> kinds[] = {
@@ -188,6 +196,7 @@ int main(int argc, char** argv) {
                           : wish == "cache" ? ReadAhead::cache
                                             : ReadAhead::nothing;
   if (wish == "tiers") return measure_tiers(), 0;
+  if (wish == "one" && argc == 5) return measure_one(argv[2], std::atoi(argv[3]), std::atoi(argv[4])), 0;
   const auto at = [&](const char* name, int heads, int kv_heads, int head_dim, int window,
                       std::vector<int> lengths) {
     measure({name, heads, kv_heads, head_dim, window, std::move(lengths)}, ahead);

@@ -55,13 +55,7 @@ __device__ __forceinline__ uint32_t multiply(uint32_t a, uint32_t b) {
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }
-__device__ __forceinline__ uint32_t multiply_add(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t d;
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
-
-// A fragment's registers from its bytes (or nibbles). 0x6400 is 1024, whose last place is 1.
+// A fragment's registers from its bytes. 0x6400 is 1024, whose last place is 1.
 template <bool fp8>
 __device__ __forceinline__ void unpack8(uint32_t (&a)[4], uint32_t low, uint32_t high) {
   if constexpr (fp8) {
@@ -79,13 +73,17 @@ __device__ __forceinline__ void unpack8(uint32_t (&a)[4], uint32_t low, uint32_t
     a[3] = subtract(__byte_perm(high, kMagic, 0x4342), kZero);
   }
 }
+// From its nibbles: where they are, in the last places of half precision, numbers are q * 2^-24 in the upper
+// eight rows and q * 2^-20 in the lower, too small to be normal, which the products take as they are. So
+// nothing is left to do but to mask. (To make them normal took as many instructions again, and twice as long in
+// all.)
+constexpr float units4(bool lower) { return lower ? 0x1p-20f : 0x1p-24f; }
 __device__ __forceinline__ void unpack4(uint32_t (&a)[4], uint32_t word) {
-  constexpr uint32_t kMagic = 0x64006400, kSixteenth = 0x2c002c00, kMinus64 = 0xd400d400;
   const uint32_t next = word >> 8;
-  a[0] = subtract((word & 0x000f000f) | kMagic, kMagic);
-  a[1] = multiply_add((word & 0x00f000f0) | kMagic, kSixteenth, kMinus64);
-  a[2] = subtract((next & 0x000f000f) | kMagic, kMagic);
-  a[3] = multiply_add((next & 0x00f000f0) | kMagic, kSixteenth, kMinus64);
+  a[0] = word & 0x000f000f;
+  a[1] = word & 0x00f000f0;
+  a[2] = next & 0x000f000f;
+  a[3] = next & 0x00f000f0;
 }
 
 // What a warp reads next: part of the block `ref`, from position `first` on, of the fragment numbered so. The
@@ -128,7 +126,7 @@ struct TierLoader {
   int fragment = 0;
   int base = 0;  // the first of the 32 blocks that `mine` and `refs` are of
   uint32_t mine = 0;
-  KvRef refs = kNoKvRef;  // lane i: of block base + i
+  KvRef refs = kNoKvRef, next_refs = kNoKvRef;  // lane i: of block base + i; and + 32
   uint32_t ring;
   int slot = 0;
 
@@ -137,20 +135,23 @@ struct TierLoader {
   __device__ static int tile_of(int block, int units) {
     return (int(threadIdx.x) / 32 - block * units) & (kWarps - 1);
   }
+  __device__ KvRef ref_of(const TieredArgs& a, int block) const {
+    return block < at.end_block ? a.table[int64_t(at.e.sequence) * a.table_stride + block] : kNoKvRef;
+  }
   __device__ void enter(const TieredArgs& a) {
     base = at.begin_block;
+    next_refs = ref_of(a, base + int(threadIdx.x) % 32);
     look_up(a);
   }
   __device__ void look_up(const TieredArgs& a) {
     const int b = base + int(threadIdx.x) % 32;
+    refs = next_refs;
+    next_refs = ref_of(a, b + 32);
     bool has = false;
-    if (b < at.end_block) {
-      refs = a.table[int64_t(at.e.sequence) * a.table_stride + b];
-      if (refs >= 0) {
-        const int units = kv_units(kv_tier(refs)), tokens = kStripTokens / units;
-        const int tile = tile_of(b, units), first = b * kStripTokens + tile * tokens;
-        has = tile < units && first < at.e.end && first + tokens > at.e.begin;
-      }
+    if (refs >= 0) {
+      const int units = kv_units(kv_tier(refs)), tokens = kStripTokens / units;
+      const int tile = tile_of(b, units), first = b * kStripTokens + tile * tokens;
+      has = tile < units && first < at.e.end && first + tokens > at.e.begin;
     }
     mine = __ballot_sync(~0u, has);
   }
@@ -197,8 +198,9 @@ struct TierLoader {
     static_assert(S::kBytes4 >= S::kHalfBytes);
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) ptx::copy_async_16(to + uint32_t(i * 512), from + i * 512, true);
-    for (int c = kCopies * 512 + lane * 16; c < bytes; c += 512)
-      ptx::copy_async_16(to + uint32_t(c - lane * 16), from + c - lane * 16, true);
+#pragma unroll
+    for (int i = kCopies; i * 512 < S::kBytes4; ++i)
+      if (i * 512 + lane * 16 < bytes) ptx::copy_async_16(to + uint32_t(i * 512), from + i * 512, true);
   }
 };
 
@@ -210,7 +212,9 @@ struct TierAttend : Attend<width, 1, kLift> {
 
   uint32_t half_q[kSteps][2];
   float shift[2];  // of all channels of the two heads: this lane's share
+  bool in_units4;  // o is: see unpack4
 
+  // Kept in half precision alone, which says of a bf16 number all that matters; registers are short.
   __device__ void load_q(const DecodeArgs& a, const Walk& w) {
     Base::load_q(a, w);
 #pragma unroll
@@ -223,15 +227,33 @@ struct TierAttend : Attend<width, 1, kLift> {
   __device__ void clear() {
     Base::clear();
     shift[0] = shift[1] = 0;
+    in_units4 = false;
+  }
+  // Rare: a warp meets the blocks of a context by age.
+  __device__ __forceinline__ void change_units(bool to_units4) {
+    if (in_units4 == to_units4) return;
+    in_units4 = to_units4;
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[0][k][i] *= to_units4 ? units4(i >= 2) : 1 / units4(i >= 2);
   }
 
-  __device__ __forceinline__ void weigh(const DecodeArgs& a, float (&x)[1][8], int first,
+  template <int scores>
+  __device__ __forceinline__ void weigh(const DecodeArgs& a, float (&x)[1][scores], int first,
                                         const DecodeEntry& e) {
     float shrink[1][2];
     Base::weigh(a, x, shrink, first, e);
     shift[0] *= shrink[0][0], shift[1] *= shrink[0][1];
   }
   __device__ __forceinline__ void full(const DecodeArgs& a, uint32_t stage, int first, const DecodeEntry& e) {
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2 two = __half22float2(*reinterpret_cast<const __half2*>(&half_q[k][i]));
+        q[0][k][i] = ptx::pack_bf16(two.x, two.y);
+      }
     float shrink[1][2];
     Base::tile(a, stage, first, e, shrink);
     shift[0] *= shrink[0][0], shift[1] *= shrink[0][1];
@@ -301,49 +323,56 @@ struct TierAttend : Attend<width, 1, kLift> {
     }
   }
 
+  // As many groups of 16 tokens at a time as there are registers for.
+  static constexpr int kGroups4 = width > 128 ? 2 : 4;
+
   __device__ __forceinline__ void bits4(const DecodeArgs& a, uint32_t stage, int first, const DecodeEntry& e) {
+    constexpr int kTokens = kGroups4 * S::kGroup;
     const int lane = int(threadIdx.x) % 32;
     uint32_t scaled[kSteps][2];
-    float minima[4] = {};
+    float minima[2][4] = {};
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       const uint4 channels = load_shared(stage + uint32_t(S::kChannels + (k * 4 + lane % 4) * 16));
       scaled[k][0] = multiply(half_q[k][0], channels.x);
       scaled[k][1] = multiply(half_q[k][1], channels.y);
       const uint32_t rows[4] = {channels.z, channels.z, channels.w, channels.w};  // all 16 alike
-      ptx::mma_16x8x16_half(minima, rows, half_q[k][0], half_q[k][1]);
+      ptx::mma_16x8x16_half(minima[k % 2], rows, half_q[k][0], half_q[k][1]);
     }
+    minima[0][0] += minima[1][0], minima[0][1] += minima[1][1];  // the rows are alike
 #pragma unroll 1
-    for (int pair = 0; pair < kStripTokens / kPair; ++pair, first += kPair) {
-      if (first >= e.end || first + kPair <= e.begin) continue;
-      const uint32_t keys = stage + uint32_t(pair * 2 * S::kGroup4 + lane * 16);
-      float s[2][4] = {{minima[0], minima[1], minima[2], minima[3]},
-                       {minima[0], minima[1], minima[2], minima[3]}};
+    for (int part = 0; part < kStripTokens / kTokens; ++part, first += kTokens) {
+      if (first >= e.end || first + kTokens <= e.begin) continue;
+      const uint32_t keys = stage + uint32_t(part * kGroups4 * S::kGroup4 + lane * 16);
+      float s[kGroups4][4];
+#pragma unroll
+      for (int g = 0; g < kGroups4; ++g)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[g][i] = 0;
 #pragma unroll
       for (int i = 0; i < kSteps / 4; ++i) {
-        uint4 unit[2];
+        uint4 unit[kGroups4];
 #pragma unroll
-        for (int g = 0; g < 2; ++g) unit[g] = load_shared(keys + uint32_t(g * S::kGroup4 + i * 512));
-        const uint32_t words[2][4] = {{unit[0].x, unit[0].y, unit[0].z, unit[0].w},
-                                      {unit[1].x, unit[1].y, unit[1].z, unit[1].w}};
+        for (int g = 0; g < kGroups4; ++g) unit[g] = load_shared(keys + uint32_t(g * S::kGroup4 + i * 512));
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
 #pragma unroll
-          for (int g = 0; g < 2; ++g) {
+          for (int g = 0; g < kGroups4; ++g) {
             uint32_t k[4];
-            unpack4(k, words[g][w]);
+            unpack4(k, w == 0 ? unit[g].x : w == 1 ? unit[g].y : w == 2 ? unit[g].z : unit[g].w);
             ptx::mma_16x8x16_half(s[g], k, scaled[4 * i + w][0], scaled[4 * i + w][1]);
           }
         }
       }
-      float x[1][8];
+      float x[1][4 * kGroups4];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) x[0][i] = s[i / 4][i % 4];
+      for (int i = 0; i < 4 * kGroups4; ++i)
+        x[0][i] = s[i / 4][i % 4] * (1 / units4(i % 4 >= 2)) + minima[0][i % 2];
       weigh(a, x, first, e);
-      const uint32_t tokens = stage + uint32_t(S::kTokens + (pair * kPair + lane / 4) * 4);
-      uint32_t p[2][2];
+      const uint32_t tokens = stage + uint32_t(S::kTokens + (part * kTokens + lane / 4) * 4);
+      uint32_t p[kGroups4][2];
 #pragma unroll
-      for (int g = 0; g < 2; ++g) {
+      for (int g = 0; g < kGroups4; ++g) {
         const float2 token = load_shared_half2(tokens + uint32_t(g * 64));  // scale, minimum
         const float2 token_8 = load_shared_half2(tokens + uint32_t(g * 64 + 32));
         shift[0] += x[0][4 * g] * token.y + x[0][4 * g + 2] * token_8.y;
@@ -354,7 +383,7 @@ struct TierAttend : Attend<width, 1, kLift> {
 #pragma unroll
       for (int i = 0; i < kSteps / 4; ++i) {
 #pragma unroll
-        for (int g = 0; g < 2; ++g) {
+        for (int g = 0; g < kGroups4; ++g) {
           const uint4 unit = load_shared(values + uint32_t(g * S::kGroup4 + i * 512));
           const uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
 #pragma unroll
@@ -370,6 +399,7 @@ struct TierAttend : Attend<width, 1, kLift> {
 
   __device__ __forceinline__ void tile(const DecodeArgs& a, uint32_t stage, const TierTile& t,
                                        const DecodeEntry& e) {
+    change_units(t.tier == KvTier::int4);
     switch (t.tier) {
       case KvTier::full:
         return full(a, stage, t.first, e);
@@ -383,6 +413,7 @@ struct TierAttend : Attend<width, 1, kLift> {
   }
 
   __device__ void add_shift() {
+    change_units(false);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
 #pragma unroll

@@ -9,6 +9,7 @@
 
 #include "tensor/cuda/attention/decode.h"
 #include "tensor/cuda/ptx/copy_async.h"
+#include "tensor/cuda/ptx/math.h"
 #include "tensor/cuda/ptx/mma.h"
 
 namespace sluice::cuda {
@@ -203,6 +204,7 @@ struct Attend {
   __device__ __forceinline__ void weigh(const DecodeArgs& a, float (&x)[columns][scores],
                                         float (&shrink)[columns][2], int first, const DecodeEntry& e) {
     const int token = first + int(threadIdx.x) % 32 / 4;
+    const bool whole = first >= e.begin && first + scores * 4 <= e.end;
     bool grew = false;
 #pragma unroll
     for (int n = 0; n < columns; ++n) {
@@ -213,10 +215,12 @@ struct Attend {
 #pragma unroll
         for (int i = 0; i < scores; ++i) x[n][i] = a.softcap * (1 - __fdividef(2.f, exp2f(x[n][i]) + 1));
       }
+      if (!whole) {
 #pragma unroll
-      for (int i = 0; i < scores; ++i) {
-        const int at = token + i / 2 * 8;
-        x[n][i] = at >= e.begin && at < e.end ? x[n][i] : -INFINITY;
+        for (int i = 0; i < scores; ++i) {
+          const int at = token + i / 2 * 8;
+          x[n][i] = at >= e.begin && at < e.end ? x[n][i] : -INFINITY;
+        }
       }
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -226,14 +230,14 @@ struct Attend {
 #pragma unroll
         for (int other = 4; other < 32; other *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, other));
         top = fmaxf(top, highest[n][j]);  // finite: some token is visible
-        shrink[n][j] = exp2f(highest[n][j] - top);
+        shrink[n][j] = ptx::exp2_flushed(highest[n][j] - top);
         grew |= top != highest[n][j];
         highest[n][j] = top;
         const float base = lift == 0 ? top : top - lift;
         float added = 0;
 #pragma unroll
         for (int i = j; i < scores; i += 2) {
-          x[n][i] = exp2f(x[n][i] - base);
+          x[n][i] = ptx::exp2_flushed(x[n][i] - base);
           added += x[n][i];
         }
         sum[n][j] = sum[n][j] * shrink[n][j] + added;
