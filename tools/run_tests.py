@@ -9,6 +9,7 @@
       cuda       builds the CUDA backend and its tests, which run on a card only; skipped where nvcc is missing
       asan       the rooms that read foreign bytes, and all corpora, under AddressSanitizer and UBSan
     Only when named:
+      transformers  tests/transformers: what `sluice quantize` writes, loaded by transformers on the CPU; installs it from PyPI
       clients    tests/clients: LiteLLM, LangChain and lm-eval against the built binary; installs them from PyPI
 
 Started by ./dev test, which has installed what is needed.
@@ -101,11 +102,15 @@ def pytest(*arguments, python=sys.executable):
 
 
 def stage_blackbox():
-    return pytest("tests", "--ignore=tests/browser", "--ignore=tests/clients")
+    return pytest("tests", "--ignore=tests/browser", "--ignore=tests/clients", "--ignore=tests/transformers")
 
 
 def stage_clients():
     return pytest("tests/clients", "-W", "ignore", python=ROOT / "build/clients/bin/python")
+
+
+def stage_transformers():
+    return pytest("tests/transformers", "-W", "ignore", python=ROOT / "build/transformers/bin/python")
 
 
 def stage_browser():
@@ -160,7 +165,7 @@ def stage_asan():
 
 STAGES = {"checks": stage_checks, "unit": stage_unit, "blackbox": stage_blackbox, "browser": stage_browser, "accept": stage_accept, "cuda": stage_cuda,
           "asan": stage_asan}
-NIGHTLY = {"clients": stage_clients}  # large downloads: only when named
+NIGHTLY = {"clients": stage_clients, "transformers": stage_transformers}  # large downloads: only when named
 
 
 def main():

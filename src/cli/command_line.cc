@@ -248,13 +248,29 @@ void Parser::add_inspect() {
 
 void Parser::add_eval() {
   EvalOptions& e = line_.eval;
-  CLI::App* app =
-      command(app_, "eval", Command::eval, "What a precision of the KV cache costs in quality",
-              "  sluice eval models/SmolLM2-135M-Instruct.Q4_1.gguf --data corpus.txt --kv-precision int8\n"
-              "  sluice eval MODEL --data corpus.txt --kv-precision int8,int4,tiered --json\n"
-              "  sluice eval MODEL --data corpus.txt --kv-precision tiered --set kv.tier_full_tokens=256\n");
+  CLI::App* app = command(
+      app_, "eval", Command::eval, "What a quantized model, or a precision of the KV cache, costs and gives",
+      "  sluice eval SmolLM2-awq --baseline models/SmolLM2-135M-Instruct.Q4_1.gguf --data corpus.txt\n"
+      "  sluice eval MODEL-awq --models MODEL-int8,MODEL-fp8 --baseline MODEL --data corpus.txt --html "
+      "cost.html\n"
+      "  sluice eval models/SmolLM2-135M-Instruct.Q4_1.gguf --data corpus.txt --kv-precision int8\n"
+      "  sluice eval MODEL --data corpus.txt --kv-precision int8,int4,tiered --json\n"
+      "  sluice eval MODEL --data corpus.txt --kv-precision tiered --set kv.tier_full_tokens=256\n");
   add_model(app, true);
   app->add_option("--data", e.data, "A text file in UTF-8")->required();
+  app->add_option("--baseline", e.baseline, "Compare with this model; default: MODEL with its cache in full")
+      ->type_name("MODEL");
+  app->add_option("--models", e.models, "Further models, a row of the table each")
+      ->type_name("MODEL,…")
+      ->delimiter(',');
+  app->add_option(
+         "--batch", e.batch,
+         "Measure decoding of so many sequences together, each model alone; 0: do not. Default: 1,32,128 where "
+         "models are compared")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 4096));
+  app->add_option("--html", e.html, "Write the table and a plot, accuracy against throughput, as one page")
+      ->type_name("FILE");
   app->add_option("--kv-precision", e.precisions,
                   "Each beside full precision: bf16, fp8, int8, int4, tiered; default: kv.precision")
       ->delimiter(',')
@@ -310,7 +326,8 @@ void Parser::add_quantize() {
                   "Default: the one that the method is published in; gguf if -o ends in .gguf")
       ->check(CLI::IsMember({"awq", "gptq", "compressed-tensors", "fp8", "gguf"}));
   app->add_option("--calibration", q.calibration,
-                  "A text, or JSON lines of {\"text\", \"kind\"}: awq, gptq and int8 measure activations on it")
+                  "A text, or JSON lines of {\"text\", \"kind\"}: awq, gptq and int8 measure activations on "
+                  "it; with fp8 optional: errors are then made good as gptq does")
       ->type_name("FILE");
   app->add_option("--eval-data", q.eval_data, "Refuse if calibration shares a passage with this text")
       ->type_name("FILE");

@@ -44,10 +44,17 @@ struct InspectOptions {
 
 struct EvalOptions {
   std::string data;                     // a text file
+  std::string baseline;                 // a model to compare with; empty: MODEL with its cache in full
+  std::vector<std::string> models;      // further ones, a row each
+  std::vector<int> batch;               // sequences decoding together whose speed is measured
+  std::string html;                     // a file to write the table and a plot to
   std::vector<std::string> precisions;  // of keys and values; empty: kv.precision
   int window_tokens = 4096;             // contexts that the text is cut into
   int max_tokens = 0;                   // of the text; 0: all
   bool json = false;
+
+  // Whether models are compared, and not precisions of one model's cache alone.
+  bool compares() const { return !baseline.empty() || !models.empty() || !batch.empty() || !html.empty(); }
 };
 
 // How is a matter of the quantize room; this is what was typed.

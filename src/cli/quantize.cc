@@ -64,6 +64,7 @@ Result<quantize::Settings> settings_of(const QuantizeOptions& options) {
                        quantize::Method::int8, quantize::Method::fp8})
     if (options.method == quantize::method_name(m)) s.method = m;
   s.all_targets = options.targets == "all";
+  s.compensated = s.method == quantize::Method::fp8 && !options.calibration.empty();
   if (s.layout.empty() && options.out.ends_with(".gguf")) s.layout = "gguf";
   if ((s.layout == "gguf") != options.out.ends_with(".gguf"))
     return Error{ErrorCode::kInvalidArgument, "a GGUF file ends in .gguf, and a folder does not", "output"};

@@ -146,6 +146,7 @@ struct Norm {
 struct Sums {
   double loss = 0, full_loss = 0, kl = 0;
   int same = 0, tokens = 0;
+  std::vector<float> each_kl{};
 
   void add(std::span<const float> logits, std::span<const float> full, int32_t target) {
     const Norm norm(logits), full_norm(full);
@@ -157,10 +158,17 @@ struct Sums {
       divergence += std::exp(p) * (p - (double(logits[i]) - norm.log_sum));
     }
     kl += divergence;
+    each_kl.push_back(float(divergence));
     same += norm.likeliest == full_norm.likeliest;
     ++tokens;
   }
 };
+
+double percentile_99(std::vector<float> values) {
+  const auto at = values.begin() + int64_t(values.size()) * 99 / 100;
+  std::nth_element(values.begin(), at, values.end());
+  return double(*at);
+}
 
 void cap(std::vector<float>& logits, float softcap) {
   if (softcap > 0)
@@ -171,17 +179,31 @@ void cap(std::vector<float>& logits, float softcap) {
 
 Result<KvEvaluation> evaluate_kv(const ModelSpec& spec, const Weights& weights, Backend& backend,
                                  std::span<const int32_t> ids, const KvEvaluationWish& wish) {
+  return compare_models({spec, weights}, {spec, weights}, backend, ids, wish);
+}
+
+Result<KvEvaluation> compare_models(const EvaluatedModel& full_model, const EvaluatedModel& wished_model,
+                                    Backend& backend, std::span<const int32_t> ids,
+                                    const KvEvaluationWish& wish) {
   const auto tiering = tiering_of(wish.kv);
   if (!tiering) return tiering.error();
   if (Status has = check_precision(wish.kv, backend); !has) return std::move(has).error();
-  Reader full(spec, weights, backend, {}, wish), wished(spec, weights, backend, *tiering, wish);
+  const ModelSpec &spec = wished_model.spec, &other = full_model.spec;
+  if (spec.vocab != other.vocab)
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("the models have vocabularies of {} and {} tokens, so they cannot be compared",
+                             spec.vocab, other.vocab),
+                 "baseline"};
+  Reader full(other, full_model.weights, backend, {}, wish),
+      wished(spec, wished_model.weights, backend, *tiering, wish);
   const bool reserved =
       full.allocated() && wished.allocated() &&
       backend.reserve({.max_tokens = wish.block_tokens,
                        .max_sequences = 1,
-                       .max_columns = std::max({spec.hidden, spec.heads * spec.head_dim, spec.ffn}),
-                       .max_heads = spec.heads,
-                       .head_dim = spec.head_dim,
+                       .max_columns = std::max({spec.hidden, spec.heads * spec.head_dim, spec.ffn, other.hidden,
+                                                other.heads * other.head_dim, other.ffn}),
+                       .max_heads = std::max(spec.heads, other.heads),
+                       .head_dim = std::max(spec.head_dim, other.head_dim),
                        .max_context = wish.window_tokens,
                        .vocab = spec.vocab,
                        .max_logit_rows = kLogitRows,
@@ -207,7 +229,7 @@ Result<KvEvaluation> evaluate_kv(const ModelSpec& spec, const Weights& weights, 
       for (int first = 0; first < int(step.size()); first += kLogitRows) {
         const int count = std::min(kLogitRows, int(step.size()) - first);
         full.logits(first, count, a), wished.logits(first, count, b);
-        cap(a, spec.final_softcap), cap(b, spec.final_softcap);
+        cap(a, other.final_softcap), cap(b, spec.final_softcap);
         for (int r = 0; r < count && at + size_t(first + r) + 1 < context.size(); ++r) {
           const auto row = [&](const std::vector<float>& all) {
             return std::span(all).subspan(size_t(r) * size_t(spec.vocab), size_t(spec.vocab));
@@ -226,6 +248,7 @@ Result<KvEvaluation> evaluate_kv(const ModelSpec& spec, const Weights& weights, 
   result.perplexity = std::exp(sums.loss / sums.tokens);
   result.full_perplexity = std::exp(sums.full_loss / sums.tokens);
   result.mean_kl = sums.kl / sums.tokens;
+  result.p99_kl = percentile_99(std::move(sums.each_kl));
   result.top1_agreement = double(sums.same) / sums.tokens;
   return result;
 }

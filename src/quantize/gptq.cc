@@ -46,6 +46,27 @@ Matrix invert_upper(const Matrix& m) {
   return u;
 }
 
+// Rounds w column after column and moves each error into the columns to come. `round(row, column, weights of
+// the row)` gives the value that the column's weight becomes. A row's columns depend on that row alone; a few
+// rows at a time share each line of the factor.
+template <typename Round>
+void compensate(Matrix& w, const Matrix& factor, int threads, const Round& round) {
+  constexpr int64_t kRows = 8;
+  parallel_rows(threads, (w.rows + kRows - 1) / kRows, [&](int64_t begin, int64_t end) {
+    for (int64_t first = begin * kRows; first < std::min(end * kRows, w.rows); first += kRows) {
+      const int64_t last = std::min(first + kRows, w.rows);
+      for (int64_t c = 0; c < w.cols; c++) {
+        const float* line = factor.row(c).data();
+        for (int64_t r = first; r < last; r++) {
+          float* row = w.row(r).data();
+          const float error = (row[c] - round(r, c, row)) / line[c];
+          for (int64_t j = c + 1; j < w.cols; j++) row[j] -= error * line[j];
+        }
+      }
+    }
+  });
+}
+
 }  // namespace
 
 Matrix inverse_factor(Matrix h, double damping) {
@@ -72,29 +93,29 @@ IntegerMatrix quantize_gptq(Matrix w, const Matrix& factor, const Grid& grid, in
                   std::vector<uint8_t>(w.values.size()),
                   std::vector<float>(size_t(w.rows * groups)),
                   std::vector<uint8_t>(size_t(w.rows * groups))};
-  // A row's columns depend on that row alone; a few rows at a time share each line of the factor.
-  constexpr int64_t kRows = 8;
-  parallel_rows(threads, (w.rows + kRows - 1) / kRows, [&](int64_t begin, int64_t end) {
-    for (int64_t first = begin * kRows; first < std::min(end * kRows, w.rows); first += kRows) {
-      const int64_t last = std::min(first + kRows, w.rows);
-      for (int64_t c = 0; c < w.cols; c++) {
-        const float* line = factor.row(c).data();
-        for (int64_t r = first; r < last; r++) {
-          float* row = w.row(r).data();
-          const size_t at = size_t(r * groups + c / grid.group);
-          if (c % grid.group == 0) {
-            const auto [low, high] = std::minmax_element(row + c, row + c + grid.group);
-            const Step step = step_for(*low, *high, grid);
-            m.scale[at] = step.scale, m.zero[at] = step.zero;
-          }
-          const Step step{m.scale[at], m.zero[at]};
-          const uint8_t q = step.encode(row[c], grid.bits);
-          m.q[size_t(r * w.cols + c)] = q;
-          const float error = (row[c] - step.decode(q)) / line[c];
-          for (int64_t j = c + 1; j < w.cols; j++) row[j] -= error * line[j];
-        }
-      }
+  compensate(w, factor, threads, [&](int64_t r, int64_t c, const float* row) {
+    const size_t at = size_t(r * groups + c / grid.group);
+    if (c % grid.group == 0) {
+      const auto [low, high] = std::minmax_element(row + c, row + c + grid.group);
+      const Step step = step_for(*low, *high, grid);
+      m.scale[at] = step.scale, m.zero[at] = step.zero;
     }
+    const Step step{m.scale[at], m.zero[at]};
+    const uint8_t q = step.encode(row[c], grid.bits);
+    m.q[size_t(r * m.cols + c)] = q;
+    return step.decode(q);
+  });
+  return m;
+}
+
+FloatMatrix compensate_float8(Matrix w, const Matrix& factor, int64_t block, int threads) {
+  FloatMatrix m = to_float8(w, block);
+  const int64_t columns = (w.cols + m.block_cols - 1) / m.block_cols;
+  compensate(w, factor, threads, [&](int64_t r, int64_t c, const float* row) {
+    const float scale = m.scale[size_t(r / m.block_rows * columns + c / m.block_cols)];
+    const uint8_t bits = f32_to_e4m3(row[c] / scale);
+    m.bits[size_t(r * m.cols + c)] = bits;
+    return e4m3_to_f32(bits) * scale;
   });
   return m;
 }

@@ -14,4 +14,7 @@ Matrix inverse_factor(Matrix h, double damping);
 // column is reached, from the weights as they are then.
 IntegerMatrix quantize_gptq(Matrix w, const Matrix& factor, const Grid& grid, int threads);
 
+// The same for eight-bit floats, whose scales (an output's, or a block's) come from the weights as they were.
+FloatMatrix compensate_float8(Matrix w, const Matrix& factor, int64_t block, int threads);
+
 }  // namespace sluice::quantize

@@ -99,27 +99,30 @@ class Layer {
     return s;
   }
 
+  const Matrix& inverse_of(Input input) {
+    auto known = inverse_.find(input);
+    if (known == inverse_.end())
+      known = inverse_.emplace(input, inverse_factor(statistics_.at(input).hessian(), plan_.settings.damping))
+                  .first;
+    return known->second;
+  }
+
   Quantized quantized(const LinearGroup& group, const std::string& slot) {
     const Matrix& w = tensors_[slot];
     const Grid grid = plan_.grid_for(w.cols);
     switch (plan_.settings.method) {
       case Method::fp8:
-        return to_float8(w, plan_.settings.block);
+        return plan_.settings.compensated
+                   ? compensate_float8(w, inverse_of(group.input), plan_.settings.block, tools_.threads)
+                   : to_float8(w, plan_.settings.block);
       case Method::awq:
         // Clipped queries and keys would move attention's scores, which react more than sums do (as published).
         if (plan_.settings.clip && slot != "attn_q.weight" && slot != "attn_k.weight" &&
             slot != "attn_qkv.weight")
           return round_to_nearest(w, search_clips(w, divided(group.input), grid, tools_.threads), grid);
         return round_to_nearest(w, grid);
-      case Method::gptq: {
-        auto factor = inverse_.find(group.input);
-        if (factor == inverse_.end())
-          factor = inverse_
-                       .emplace(group.input,
-                                inverse_factor(statistics_.at(group.input).hessian(), plan_.settings.damping))
-                       .first;
-        return quantize_gptq(w, factor->second, grid, tools_.threads);
-      }
+      case Method::gptq:
+        return quantize_gptq(w, inverse_of(group.input), grid, tools_.threads);
       case Method::rtn:
       case Method::int8:
         break;

@@ -124,6 +124,20 @@ TEST_F(Methods, GptqReconstructsOutputsBetterThanRounding) {
   }
 }
 
+TEST_F(Methods, CompensatedFloatsReconstructOutputsBetterThanTheNearest) {
+  const Matrix base = normal(kRows, 16);
+  Matrix x = normal(kRows, 128, 0.1f);
+  for (int64_t t = 0; t < x.rows; t++)
+    for (size_t c = 0; c < 128; c++) x.row(t)[c] += base.row(t)[c % 16];
+  const Matrix w = normal(40, 128, 0.05f);
+  const Statistics s = watch(x);
+  for (const int64_t block : {0, 128}) {
+    const FloatMatrix m = compensate_float8(w, inverse_factor(s.hessian(), 0.01), block, 2);
+    EXPECT_LT(error(w, dequantize(m), s), 0.7 * error(w, dequantize(to_float8(w, block)), s)) << block;
+    EXPECT_EQ(m.scale, to_float8(w, block).scale);
+  }
+}
+
 TEST_F(Methods, TheInverseFactorGivesTheInverseBack) {
   const Statistics s = watch(normal(kRows, 24));
   const Matrix u = inverse_factor(s.hessian(), 1e-6);

@@ -75,6 +75,8 @@ Status settle(Settings& s) {
     return wrong("bits", fmt::format("{} is not supported (4 and 8 are)", s.bits));
   if (eight && s.bits != 8) return wrong("bits", fmt::format("{} has 8", method_name(s.method)));
   if (s.block != 0 && s.block != 128) return wrong("block", "0 (a scale per output) or 128 is expected");
+  if (s.compensated && s.method != Method::fp8)
+    return wrong("calibration", "is compensated by gptq and fp8 alone");
   if (s.block != 0 && s.method != Method::fp8) return wrong("block", "goes with fp8 alone");
   if (s.group < kLeastGroup || s.group > 1024 || (s.group & (s.group - 1)) != 0)
     return wrong("group-size",
@@ -139,9 +141,11 @@ Result<Plan> make_plan(const Checkpoint& checkpoint, const Settings& settings) {
                  fmt::format("{}: no matrix of this model has a width that groups of {} divide",
                              checkpoint.path(), kLeastGroup),
                  "group-size"};
+  // Packed zero points are in the compressed-tensors layout, but transformers 5.24 makes room for unpacked ones
+  // and refuses them: what is written there has none.
   plan.grid = {.bits = s.bits,
                .group = whole_rows ? 0 : group,
-               .symmetric = s.method == Method::int8 || (gguf && s.bits == 8),
+               .symmetric = plan.layout == Layout::compressed || (gguf && s.bits == 8),
                .least_zero = uint8_t(plan.layout == Layout::gptq)};
   return plan;
 }

@@ -21,14 +21,15 @@ const char* layout_name(Layout layout);
 // As the command line has it.
 struct Settings {
   Method method = Method::awq;
-  std::string layout{};     // awq, gptq, compressed-tensors, fp8, gguf; empty: what the method is published in
-  int bits = 0;             // 0: what the method is for, 4 or 8
-  int group = 128;          // columns per step at most
-  int block = 0;            // fp8: 128 for 128 x 128 blocks; 0: a scale per output
-  bool all_targets = true;  // false: feed-forward only
-  bool clip = true;         // awq
-  double smoothing = 0.5;   // int8: the share of the activations' spread that weights take over
-  double damping = 0.01;    // gptq: of the hessian's mean diagonal
+  std::string layout{};      // awq, gptq, compressed-tensors, fp8, gguf; empty: what the method is published in
+  int bits = 0;              // 0: what the method is for, 4 or 8
+  int group = 128;           // columns per step at most
+  int block = 0;             // fp8: 128 for 128 x 128 blocks; 0: a scale per output
+  bool all_targets = true;   // false: feed-forward only
+  bool clip = true;          // awq
+  double smoothing = 0.5;    // int8: the share of the activations' spread that weights take over
+  double damping = 0.01;     // gptq, fp8: of the hessian's mean diagonal
+  bool compensated = false;  // fp8: calibrated too, errors made good as gptq does
   Observer observer{};
 };
 
@@ -48,7 +49,8 @@ struct Plan {
   std::set<std::string, std::less<>> kept;  // targets whose width no group divides: they stay as they are
 
   bool calibrated() const {
-    return settings.method == Method::awq || settings.method == Method::gptq || settings.method == Method::int8;
+    return settings.method == Method::awq || settings.method == Method::gptq ||
+           settings.method == Method::int8 || settings.compensated;
   }
   // The grid for a matrix of so many columns.
   Grid grid_for(int64_t columns) const;

@@ -74,6 +74,7 @@ std::string metadata(const Job& job) {
                        grid.group ? fmt::format("group {}", grid.group) : "channel", grid.symmetric);
   if (s.method == Method::awq) out += fmt::format(R"(, "clip": {})", s.clip);
   if (s.method == Method::int8) out += fmt::format(R"(, "smoothing": {})", s.smoothing);
+  if (s.compensated) out += R"(, "compensated": true)";
   if (s.method == Method::gptq) out += fmt::format(R"(, "damping": {})", s.damping);
   if (const Calibration* c = job.calibration)
     out += fmt::format(

@@ -1,0 +1,193 @@
+#include "cli/eval_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "server/json_writer.h"
+
+namespace sluice::cli {
+namespace {
+
+void put(JsonWriter& out, const EvalRow& row) {
+  const KvEvaluation& f = row.found;
+  out.key("model").string(row.model);
+  out.key("kv_precision").string(row.precision);
+  out.key("tokens").integer(f.tokens);
+  out.key("perplexity").number(f.perplexity);
+  out.key("full_perplexity").number(f.full_perplexity);
+  out.key("perplexity_increase").number(row.loss());
+  out.key("mean_kl").number(f.mean_kl);
+  out.key("p99_kl").number(f.p99_kl);
+  out.key("top1_agreement").number(f.top1_agreement);
+  out.key("kv_bytes_per_token").number(f.bytes_per_token);
+  out.key("full_kv_bytes_per_token").number(f.full_bytes_per_token);
+  out.key("weight_bytes").integer(int64_t(row.weight_bytes));
+  out.key("speed").begin_array();
+  for (const EvalSpeed& s : row.speed) {
+    out.begin_object().key("batch").integer(s.batch);
+    out.key("tok_s").number(s.tok_s()).key("step_ms").number(s.step_s * 1e3);
+    out.key("read_gb_s").number(s.read_bytes_s / 1e9).end_object();
+  }
+  out.end_array();
+}
+
+std::string name_of(const EvalRow& row, const std::vector<EvalRow>& rows) {
+  const bool several = std::any_of(rows.begin(), rows.end(),
+                                   [&](const EvalRow& r) { return r.precision != rows.front().precision; });
+  const std::string name = row.model.substr(row.model.find_last_of('/') + 1);
+  return several ? name + " kv " + row.precision : name;
+}
+
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text)
+    out += c == '<' ? "&lt;" : c == '&' ? "&amp;" : c == '"' ? "&quot;" : std::string(1, c);
+  return out;
+}
+
+struct Column {
+  std::string title, value;
+};
+
+// A row's cells, for text and page alike.
+std::vector<Column> cells(const EvalRow& row, const std::vector<EvalRow>& rows) {
+  const KvEvaluation& f = row.found;
+  std::vector<Column> out = {{"model", name_of(row, rows)},
+                             {"weights MB", fmt::format("{:.1f}", double(row.weight_bytes) / 1e6)},
+                             {"KV B/token", fmt::format("{:.0f}", f.bytes_per_token)},
+                             {"perplexity", fmt::format("{:.4f}", f.perplexity)},
+                             {"more", fmt::format("{:+.2f} %", 100 * row.loss())},
+                             {"mean KL", fmt::format("{:.5f}", f.mean_kl)},
+                             {"99 % KL", fmt::format("{:.4f}", f.p99_kl)},
+                             {"same top 1", fmt::format("{:.2f} %", 100 * f.top1_agreement)}};
+  for (const EvalSpeed& s : row.speed)
+    out.push_back({fmt::format("tok/s at {}", s.batch), fmt::format("{:.1f}", s.tok_s())});
+  if (!row.speed.empty())
+    out.push_back({fmt::format("GB/s at {}", row.speed.front().batch),
+                   fmt::format("{:.1f}", row.speed.front().read_bytes_s / 1e9)});
+  return out;
+}
+
+// The perplexity above the tokens per second at the first batch.
+std::string plot(const std::vector<EvalRow>& rows) {
+  constexpr double kWidth = 720, kHeight = 360, kLeft = 70, kBottom = 50, kTop = 20, kRight = 160;
+  double most_x = 0, low = rows[0].found.full_perplexity, high = low;
+  for (const EvalRow& r : rows) {
+    most_x = std::max(most_x, r.speed.front().tok_s());
+    low = std::min(low, r.found.perplexity), high = std::max(high, r.found.perplexity);
+  }
+  const double room = std::max(0.05 * (high - low), 1e-6 * high);
+  low -= room, high += room, most_x *= 1.1;
+  const auto x = [&](double v) { return kLeft + v / most_x * (kWidth - kLeft - kRight); };
+  const auto y = [&](double v) { return kTop + (high - v) / (high - low) * (kHeight - kTop - kBottom); };
+  std::string out =
+      fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"perplexity against throughput\">\n",
+                  kWidth, kHeight);
+  for (int i = 0; i <= 4; i++) {
+    const double vx = most_x * i / 4, vy = low + (high - low) * i / 4;
+    out += fmt::format(
+        "<line x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{2:.1f}\" y2=\"{1:.1f}\" class=\"grid\"/>"
+        "<text x=\"{3:.1f}\" y=\"{4:.1f}\" text-anchor=\"end\">{5:.2f}</text>\n",
+        kLeft, y(vy), kWidth - kRight, kLeft - 8, y(vy) + 4, vy);
+    out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{:.0f}</text>\n", x(vx),
+                       kHeight - 30, vx);
+  }
+  const double base = y(rows[0].found.full_perplexity);
+  out += fmt::format(
+      "<line x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{2:.1f}\" y2=\"{1:.1f}\" class=\"baseline\"/>"
+      "<text x=\"{2:.1f}\" y=\"{3:.1f}\"> baseline</text>\n",
+      kLeft, base, kWidth - kRight, base - 4);
+  for (const EvalRow& r : rows) {
+    const double at = x(r.speed.front().tok_s()), height = y(r.found.perplexity);
+    out +=
+        fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5\"/><text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n",
+                    at, height, at + 9, height + 4, escaped(name_of(r, rows)));
+  }
+  out += fmt::format(
+      "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">tokens/s at batch {}</text>\n"
+      "<text x=\"16\" y=\"{:.1f}\" transform=\"rotate(-90 16 {:.1f})\" text-anchor=\"middle\">"
+      "perplexity (lower is better)</text>\n</svg>\n",
+      (kLeft + kWidth - kRight) / 2, kHeight - 8, rows[0].speed.front().batch, kHeight / 2, kHeight / 2);
+  return out;
+}
+
+}  // namespace
+
+std::string precision_table(const std::vector<EvalRow>& rows) {
+  std::string out = fmt::format("{:>10}{:>9}{:>12}{:>12}{:>10}{:>11}{:>12}{:>9}\n", "precision", "tokens",
+                                "perplexity", "in full", "more", "mean KL", "same top 1", "bytes");
+  for (const EvalRow& row : rows)
+    out += fmt::format("{:>10}{:>9}{:>12.4f}{:>12.4f}{:>8.3f} %{:>11.6f}{:>10.2f} %{:>7.1f} %\n", row.precision,
+                       row.found.tokens, row.found.perplexity, row.found.full_perplexity, 100 * row.loss(),
+                       row.found.mean_kl, 100 * row.found.top1_agreement,
+                       100 * row.found.bytes_per_token / row.found.full_bytes_per_token);
+  return out;
+}
+
+std::string comparison_table(const std::vector<EvalRow>& rows, const std::string& baseline) {
+  std::vector<std::vector<Column>> lines;
+  for (const EvalRow& row : rows) lines.push_back(cells(row, rows));
+  std::vector<size_t> widths;
+  for (size_t c = 0; c < lines[0].size(); c++) {
+    widths.push_back(lines[0][c].title.size());
+    for (const auto& line : lines) widths[c] = std::max(widths[c], line[c].value.size());
+  }
+  std::string out = fmt::format("{} tokens, beside {} with perplexity {:.4f}\n", rows[0].found.tokens,
+                                baseline.empty() ? "the model with its cache in full" : baseline,
+                                rows[0].found.full_perplexity);
+  const auto add = [&](const std::vector<Column>& line, bool title) {
+    for (size_t c = 0; c < line.size(); c++) {
+      const std::string& text = title ? line[c].title : line[c].value;
+      out += c == 0 ? fmt::format("{:<{}}", text, widths[c]) : fmt::format("  {:>{}}", text, widths[c]);
+    }
+    out += '\n';
+  };
+  add(lines[0], true);
+  for (const auto& line : lines) add(line, false);
+  return out;
+}
+
+std::string evaluation_json(const std::vector<EvalRow>& rows, const std::string& baseline) {
+  std::string json;
+  JsonWriter out(json);
+  out.begin_object();
+  if (!baseline.empty()) out.key("baseline").string(baseline);
+  put(out, rows.front());
+  out.key("results").begin_array();
+  for (const EvalRow& row : rows) {
+    out.begin_object();
+    put(out, row);
+    out.end_object();
+  }
+  out.end_array().end_object();
+  return json + "\n";
+}
+
+std::string evaluation_html(const std::vector<EvalRow>& rows, const std::string& baseline,
+                            const std::string& data) {
+  std::string head, body;
+  for (const Column& c : cells(rows[0], rows)) head += "<th>" + escaped(c.title) + "</th>";
+  for (const EvalRow& row : rows) {
+    body += "<tr>";
+    for (const Column& c : cells(row, rows)) body += "<td>" + escaped(c.value) + "</td>";
+    body += "</tr>\n";
+  }
+  return fmt::format(
+      "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>Accuracy against throughput</title>\n"
+      "<style>body{{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem}}"
+      "table{{border-collapse:collapse;font-variant-numeric:tabular-nums}}td,th{{padding:.3rem "
+      ".7rem;text-align:right;"
+      "border-bottom:1px solid "
+      "#8884}}td:first-child,th:first-child{{text-align:left}}svg{{max-width:100%;font-size:12px}}"
+      "svg text{{fill:currentColor}}.grid{{stroke:#8884}}.baseline{{stroke:#888;stroke-dasharray:4}}"
+      "circle{{fill:#2563eb}}:root{{color-scheme:light dark}}</style>\n"
+      "<h1>Accuracy against throughput</h1>\n<p>{} tokens of {}, beside {} with perplexity {:.4f}.</p>\n{}"
+      "<table><thead><tr>{}</tr></thead><tbody>\n{}</tbody></table></html>\n",
+      rows[0].found.tokens, escaped(data),
+      escaped(baseline.empty() ? "the model with its cache in full" : baseline), rows[0].found.full_perplexity,
+      rows[0].speed.empty() ? std::string() : plot(rows), head, body);
+}
+
+}  // namespace sluice::cli
