@@ -41,7 +41,7 @@ def test_a_file_that_is_no_model_is_refused_by_name(tmp_path):
         assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [(), ("serve",), ("run",), ("chat",), ("eval",), ("inspect",), ("bench",), ("bench", "engine"), ("bench", "serve"), ("bench", "simulate")])
+@pytest.mark.parametrize("command", [(), ("serve",), ("run",), ("chat",), ("eval",), ("quantize",), ("inspect",), ("bench",), ("bench", "engine"), ("bench", "serve"), ("bench", "simulate")])
 def test_help_has_examples(command):
     done = run_sluice(*command, "--help")
     assert done.returncode == 0
