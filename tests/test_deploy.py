@@ -133,6 +133,8 @@ def test_a_real_prometheus_scrapes_evaluates_and_keeps_exemplars(start, promethe
     assert until(exemplars, 100000)
     [series] = exemplars()
     assert series["exemplars"][0]["labels"]["trace_id"] == TRACE
+    between = running.get("/api/v1/query_exemplars", query="sluice_inter_token_seconds_bucket", start="0", end="9999999999")
+    assert between[0]["exemplars"][0]["labels"]["trace_id"] == TRACE
 
 
 def test_open_metrics_by_content_negotiation(smollm2):

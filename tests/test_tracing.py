@@ -154,12 +154,16 @@ def test_of_what_is_not_sampled_only_errors_and_slow_requests_are_kept(start, co
     assert server.post(CHAT, ASK, {"X-Request-Id": "unsampled", "traceparent": f"00-{TRACE}-{PARENT}-00"})[0] == 200
     assert server.post(CHAT, {"messages": 1}, {"X-Request-Id": "nonsense"})[0] == 400
     assert server.post(CHAT, ASK, {"X-Request-Id": "sampled", "traceparent": f"00-{TRACE}-{PARENT}-01"})[0] == 200
+    assert server.post(CHAT, {"messages": 1}, {"X-Request-Id": "refused", "traceparent": f"00-{TRACE}-{PARENT}-01"})[0] == 400
     status, _ = server.post(CHAT, {**ASK, "max_tokens": 4096}, {"X-Request-Id": "late", "x-request-timeout-ms": "1",
                                                                "traceparent": f"00-{TRACE}-{PARENT}-00"})
     assert status == 504
-    spans = collector.spans(2)
+    spans = collector.spans(3)
     kept = {s["attributes"]["sluice.request_id"]: s for s in spans if s["Kind"] == "SPAN_KIND_SERVER"}
-    assert set(kept) == {"sampled", "late"}
+    assert set(kept) == {"sampled", "refused", "late"}
+    # What the engine did not take is its first span alone, and a client's mistake no error of the server.
+    assert not [s for s in spans if s["Parent ID"] == kept["refused"]["ID"]]
+    assert kept["refused"]["attributes"]["http.response.status_code"] == 400 and "error.type" not in kept["refused"]["attributes"]
     late = kept["late"]
     assert late["attributes"]["sluice.kept_by"] == "error" and late["attributes"]["error.type"] == "deadline"
     assert late["attributes"]["http.response.status_code"] == 504 and late["Trace ID"] == TRACE

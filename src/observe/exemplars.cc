@@ -6,9 +6,10 @@
 namespace sluice {
 namespace {
 
-constexpr std::array<const char*, 6> kNames = {
+constexpr std::array<const char*, 7> kNames = {
     "sluice_time_to_first_token_seconds", "sluice_request_queue_seconds",     "sluice_request_prefill_seconds",
-    "sluice_request_decode_seconds",      "sluice_request_inference_seconds", "sluice_request_seconds"};
+    "sluice_request_decode_seconds",      "sluice_request_inference_seconds", "sluice_request_seconds",
+    "sluice_inter_token_seconds"};
 
 }  // namespace
 
@@ -33,11 +34,18 @@ void Exemplars::note(const RequestAccount& account) {
   const ChoiceAccount& c = account.choices[account.last];
   if (c.first_token == 0) return;
   const TimeNs admitted = c.submitted + c.spans[Span::queue];
-  const std::array<TimeNs, kNames.size()> times = {c.first_token - c.submitted, admitted - c.submitted,
-                                                   c.first_token - admitted,    c.engine_end - c.first_token,
-                                                   c.engine_end - admitted,     c.engine_end - c.submitted};
+  const std::array<TimeNs, kNames.size()> times = {c.first_token - c.submitted,
+                                                   admitted - c.submitted,
+                                                   c.first_token - admitted,
+                                                   c.engine_end - c.first_token,
+                                                   c.engine_end - admitted,
+                                                   c.engine_end - c.submitted,
+                                                   c.longest_gap};
   const double at = account.started_at + seconds(account.total());
-  for (size_t i = 0; i < times.size(); ++i) note(*of[i], seconds(times[i]), account.trace.trace_id, at);
+  for (size_t i = 0; i < times.size(); ++i) {
+    if (i + 1 == times.size() && c.longest_gap == 0) continue;  // it has a single token
+    note(*of[i], seconds(times[i]), account.trace.trace_id, at);
+  }
 }
 
 void Exemplars::note(const Histogram& histogram, double value, const TraceId& trace, double unix_seconds) {

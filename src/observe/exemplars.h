@@ -21,8 +21,8 @@ struct Exemplar {
 
 class Exemplars {
  public:
-  // Its times, for the histograms of them: first token, queue, prefill, decode, inference, the whole. Any
-  // thread.
+  // Its times, for the histograms of them: first token, queue, prefill, decode, inference, the whole, and the
+  // longest between two tokens. Any thread.
   void note(const RequestAccount& account);
   void note(const Histogram& histogram, double value, const TraceId& trace, double unix_seconds);
   // Of a bucket, bounds().size(): above all.

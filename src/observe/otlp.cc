@@ -149,10 +149,11 @@ class SpanWriter {
   }
 
   void child(std::string_view name, TimeNs from, TimeNs to, const SpanTimes& times,
-             std::initializer_list<Span> parts, int choice = -1) {
+             std::initializer_list<Span> parts, int choice = -1, TimeNs longest_gap = 0) {
     span(next_id(), a_.trace.span_id, name, kInternal, from, to, [&](ProtobufWriter&, Attributes& attributes) {
       for (const Span part : parts) attributes.span_time(part, times);
       if (choice >= 0) attributes.integer("sluice.choice", choice);
+      if (longest_gap > 0) attributes.real("sluice.longest_token_gap_ms", ms(longest_gap));
     });
   }
 
@@ -167,7 +168,8 @@ class SpanWriter {
     child("prefill", admitted, first, c.spans, {Span::prefix_lookup, Span::prefill, Span::prefill_wait}, shown);
     if (!c.first_token) return;
     child("decode", first, c.engine_end, c.spans,
-          {Span::decode, Span::decode_wait, Span::preempted, Span::recompute, Span::paused}, shown);
+          {Span::decode, Span::decode_wait, Span::preempted, Span::recompute, Span::paused}, shown,
+          c.longest_gap);
   }
 
   ProtobufWriter& out_;

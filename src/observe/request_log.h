@@ -37,6 +37,7 @@ struct ChoiceAccount {
   const char* finish_reason = "";  // stop, length, or why the request ended: RequestAccount::ended
   TimeNs submitted = 0;            // to the engine
   TimeNs first_token = 0;          // 0: it has none
+  TimeNs longest_gap = 0;          // between two of its tokens
   TimeNs engine_end = 0;           // the engine's last word on it
 };
 

@@ -72,7 +72,10 @@ void AnswerAccount::token(size_t index, const TokenEvent& event) {
   if (!log_ || event.id < 0) return;
   Choice& choice = choices_[index];
   const TimeNs before = std::exchange(choice.last_token, event.time);
-  if (!before) choice.first_token = event.time;
+  if (before)
+    choice.longest_gap = std::max(choice.longest_gap, event.time - before);
+  else
+    choice.first_token = event.time;
   ++choice.generated;
   if (tokens_kept_ == RequestLog::kTokensOfRequest) return;
   ++tokens_kept_;
@@ -141,6 +144,7 @@ void AnswerAccount::close(TimeNs now) {
     account.spans[Span::write] = head_.finished - made + blocked;
     account.submitted = readings[k].began;
     account.first_token = choice.first_token;
+    account.longest_gap = choice.longest_gap;
     account.engine_end = readings[k].until();
     account.generated = choice.generated;
     account.cached_tokens = progress.cached_tokens.load(std::memory_order_relaxed);

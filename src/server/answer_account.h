@@ -60,7 +60,7 @@ class AnswerAccount {
     bool ended = false;
     const char* finish_reason = nullptr;
     int generated = 0;
-    TimeNs first_token = 0, last_token = 0;
+    TimeNs first_token = 0, last_token = 0, longest_gap = 0;
   };
   SpanTimes before(const SpanClock::Reading& reading) const;
   SpanClock::Reading reading_of(const Choice& choice, TimeNs now) const;

@@ -57,6 +57,7 @@ TEST_F(AnswerAccountTest, EachMomentBelongsToOneSpan) {
   EXPECT_EQ(a.total(), 500);
   EXPECT_EQ(a.choices[0].submitted, 1040);
   EXPECT_EQ(a.choices[0].first_token, 1150);
+  EXPECT_EQ(a.choices[0].longest_gap, 250);
   EXPECT_EQ(a.choices[0].engine_end, 1400);
   const SpanTimes& s = a.spans();
   EXPECT_EQ(s[Span::read], 10);
