@@ -20,6 +20,7 @@ size_t canonical_bytes(const WeightFormat& format, int64_t elements) {
       return n * 2;
     case WeightElement::int8:
     case WeightElement::int4:
+    case WeightElement::fp8:
       break;
   }
   // Scales, and minima where there are, are two bytes per group.
@@ -52,11 +53,10 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const Config& config) {
 
 namespace {
 
-// A card keeps every matrix in one format, whatever the file's; the CPU keeps the canonical ones.
-WeightFormat kept_as(const TensorInfo& tensor, const Backend& backend, const DeviceInfo& device) {
+// Vectors are kept as float32 whatever the backend, and are not worth counting as that.
+WeightFormat kept_as(const TensorInfo& tensor, const Backend& backend) {
   const bool matrix = tensor.shape.size() > 1 && tensor.shape[0] > 1;
-  if (!device.is_card() || !matrix || backend.activation_dtype() != DType::bf16) return tensor.canonical;
-  return {WeightElement::bf16};
+  return matrix ? backend.kept_format(tensor.canonical, tensor.shape[0], tensor.shape[1]) : tensor.canonical;
 }
 
 }  // namespace
@@ -68,7 +68,7 @@ void plan_device(MemoryPlan& plan, const Checkpoint& checkpoint, const Backend& 
   for (const TensorInfo& t : checkpoint.tensors()) {
     int64_t elements = 1;
     for (const int64_t d : t.shape) elements *= d;
-    const WeightFormat kept = kept_as(t, backend, device);
+    const WeightFormat kept = kept_as(t, backend);
     plan.device_bytes += canonical_bytes(kept, elements);
     if (kept.element != t.canonical.element)
       changes.insert(fmt::format("{} \u2192 {}", weight_element_name(t.canonical.element),

@@ -139,6 +139,31 @@ TEST_F(Folder, QuantizedLayersAreReadOrRefusedByName) {
   EXPECT_THAT(refusal(), HasSubstr("weight_scale_inv' has shape"));
 }
 
+// In a weight's eight bits as in a scale: found as rows are decoded, by the layer's name.
+TEST_F(Folder, EightBitFloatsThatAreNoNumbersAreRefused) {
+  for (const char* suffix : {".weight", ".weight_scale_inv"}) {
+    copy("fp8-block128");
+    const auto files = SafetensorsFolder::open(dir_.string());
+    ASSERT_TRUE(files.ok());
+    std::string bytes = read("model.safetensors");
+    const SafetensorsTensor& tensor = *(*files)->tensor(std::string("model.layers.1.mlp.up_proj") + suffix);
+    const size_t at =
+        bytes.find(std::string(reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size()));
+    ASSERT_NE(at, std::string::npos);
+    for (size_t i = 0; i < 4; ++i) bytes[at + i] = '\xff';
+    write("model.safetensors", bytes);
+    const auto opened = open_checkpoint(dir_.string());
+    ASSERT_TRUE(opened.ok()) << opened.error().message;
+    EXPECT_EQ((*opened)->rows("blk.1.ffn_up.weight")->format(),
+              (WeightFormat{WeightElement::fp8, 128, false, 128}));
+    const auto backend = make_ref_backend();
+    const auto loaded = load_weights(**opened, (*opened)->spec(), *backend, {});
+    ASSERT_FALSE(loaded.ok());
+    EXPECT_THAT(loaded.error().message,
+                AllOf(HasSubstr("blk.1.ffn_up.weight"), HasSubstr("values that are not numbers")));
+  }
+}
+
 // A group's number is an index into scales: one of another layer's memory must not be.
 TEST_F(Folder, GroupNumbersAreChecked) {
   copy("gptq-actorder");

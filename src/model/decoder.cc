@@ -36,7 +36,8 @@ Decoder::Decoder(const ModelSpec& spec, const LayerGroups& groups, const Weights
                              Wish{&logits_, max_logit_rows, spec.vocab, DType::f32}};
   constexpr size_t kAlign = 256;
   const auto bytes = [](const Wish& w) {
-    return (size_t(w.rows) * size_t(w.cols) * dtype_size(w.dtype) + kAlign - 1) / kAlign * kAlign;
+    const int64_t all = (w.rows + kRowsLeftToBackend - 1) / kRowsLeftToBackend * kRowsLeftToBackend;
+    return (size_t(all) * size_t(w.cols) * dtype_size(w.dtype) + kAlign - 1) / kAlign * kAlign;
   };
   for (const Wish& w : wishes) wanted_bytes_ += bytes(w);
   arena_ = backend.alloc(wanted_bytes_);

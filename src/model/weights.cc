@@ -65,8 +65,8 @@ class Loader {
     const auto name = [&](const char* matrix) { return fmt::format("{}.{}.weight", matrix, expert); };
     const std::string gate = name("ffn_gate"), up = name("ffn_up"), down = name("ffn_down");
     ExpertWeights w;
-    w.gate_up = matrix({gate.c_str(), up.c_str()});
-    if (ok()) w.down = matrix({down.c_str()});
+    w.gate_up = matrix({gate.c_str(), up.c_str()}, true);
+    if (ok()) w.down = matrix({down.c_str()}, true);
     return w;
   }
 
@@ -84,7 +84,7 @@ class Loader {
   }
 
   // The sources' rows one after the other, as one packed weight.
-  Weight matrix(Names names) {
+  Weight matrix(Names names, bool of_expert = false) {
     std::vector<std::unique_ptr<RowSource>> sources;
     std::vector<std::vector<int32_t>> orders;
     for (const char* name : names) {
@@ -93,14 +93,21 @@ class Loader {
     }
     if (!ok()) return {};
     std::vector<Backend::PackSource> pack;
-    for (size_t i = 0; i < sources.size(); i++) pack.push_back({sources[i].get(), orders[i]});
+    for (size_t i = 0; i < sources.size(); i++) pack.push_back({sources[i].get(), orders[i], of_expert});
     Result<Weight> packed = backend_.pack(pack);
     if (!packed) {
       error_ = Error{packed.error().code, fmt::format("{}: tensor {}: {}", checkpoint_.path(),
                                                       shown(slot(*names.begin())), packed.error().message)};
       return {};
     }
-    for (const char* name : names) checkpoint_.release(slot(name));
+    for (size_t i = 0; i < sources.size(); i++) {
+      if (const Status state = sources[i]->state(); !state) {
+        error_ = Error{state.error().code, fmt::format("{}: tensor {}: {}", checkpoint_.path(),
+                                                       shown(slot(names.begin()[i])), state.error().message)};
+        return {};
+      }
+      checkpoint_.release(slot(names.begin()[i]));
+    }
     for (const auto& source : sources) advance(size_t(source->rows()) * size_t(source->cols()));
     return std::move(*packed);
   }

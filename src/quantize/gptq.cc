@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "quantize/parallel.h"
+#include "tensor/fp8.h"
 
 namespace sluice::quantize {
 namespace {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "tensor/fp8.h"
 #include "tensor/half.h"
 
 namespace sluice::quantize {

@@ -136,12 +136,17 @@ struct AddRmsNormArgs {
   Tensor out;  // [T, C]; may be x
 };
 
-// out = x · wᵀ (+ bias). Integer weights: the backend quantizes x once, per group of 32 columns, to int8.
+// Whoever makes a tensor that `linear` writes has rows for a multiple of these: those behind its own may be
+// overwritten with anything.
+inline constexpr int64_t kRowsLeftToBackend = 16;
+
+// out = x · wᵀ (+ bias). Integer weights: the backend quantizes x once, per group of 32 columns, to int8;
+// weights of eight bits on a card: per row.
 struct LinearArgs {
   Tensor x;           // [M, K]
   const Weight& w;    // [N, K]
   const float* bias;  // [N] or null
-  Tensor out;         // [M, N]
+  Tensor out;         // [M, N], and rows as kRowsLeftToBackend says
 };
 
 // Per-head RMS norm of q and k where weights are given, then rotation of q (in place) and k by position, then k
@@ -352,8 +357,13 @@ class Backend {
   struct PackSource {
     const RowSource* rows = nullptr;
     std::span<const int32_t> row_order;
+    bool of_expert = false;  // for experts(), which may want another layout than linear()
   };
   virtual Result<Weight> pack(std::span<const PackSource> sources) = 0;
+  // As what `pack` keeps a matrix of this format, where it joins no other: what plans of memory count.
+  virtual WeightFormat kept_format(const WeightFormat& format, int64_t rows, int64_t cols) const {
+    return format;
+  }
 
   // -- The step. begin_step plans attention (work split over cores or SMs) once for all layers.
   virtual void begin_step(const BatchInput& batch, const KvGeometry& geometry, int heads) = 0;
@@ -409,6 +419,9 @@ struct CpuOptions {
 
 struct CudaOptions {
   int device = 0;  // as CUDA counts them
+  // Norms and activations write their output quantized too where eight-bit weights take it; false, to measure
+  // what that is worth: a kernel more before a product.
+  bool fuse_quantization = true;
 };
 
 std::unique_ptr<Backend> make_ref_backend();  // float32, one thread, obvious: the judge

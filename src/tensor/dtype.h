@@ -39,8 +39,9 @@ constexpr const char* dtype_name(DType t) {
 }
 
 // What one weight is stored as after the file format's brand has been forgotten. Integer elements are grouped
-// along the columns (K): w[n][k] = scale[n][k / group] * q[n][k] + min[n][k / group].
-enum class WeightElement : uint8_t { f32, f16, bf16, int8, int4 };
+// along the columns (K): w[n][k] = scale[n][k / group] * q[n][k] + min[n][k / group]. So are fp8's (E4M3,
+// tensor/fp8.h), that have no min and whose last group may be short.
+enum class WeightElement : uint8_t { f32, f16, bf16, int8, int4, fp8 };
 
 constexpr const char* weight_element_name(WeightElement e) {
   switch (e) {
@@ -54,6 +55,8 @@ constexpr const char* weight_element_name(WeightElement e) {
       return "int8";
     case WeightElement::int4:
       return "int4";
+    case WeightElement::fp8:
+      return "fp8";
   }
   return "?";
 }
@@ -62,6 +65,9 @@ struct WeightFormat {
   WeightElement element = WeightElement::f32;
   int group = 0;         // columns per scale; 0 for float elements. 16 or 32 from GGUF.
   bool has_min = false;  // false: min is zero everywhere
+  // Neighbouring rows that share their scales, from the source's first on: 128 for blocks of fp8, all rows
+  // where the matrix has one scale. A row says its own scales whatever this is.
+  int group_rows = 1;
 
   bool is_float() const {
     return element == WeightElement::f32 || element == WeightElement::f16 || element == WeightElement::bf16;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/result.h"
 #include "tensor/dtype.h"
 
 namespace sluice {
@@ -70,11 +71,11 @@ class Buffer {
 };
 
 // One row of a weight as a file reader decodes it: integers unpacked to one per byte (int4: 0..15, int8:
-// -128..127) with scales and mins per group, or raw float elements. The vectors are scratch that the caller
-// reuses.
+// -128..127) with scales and mins per group, fp8's bytes with scales, or raw float elements. The vectors are
+// scratch that the caller reuses.
 struct DecodedRow {
-  std::vector<int8_t> q;       // [cols], integer formats
-  std::vector<float> scale;    // [cols / group]
+  std::vector<int8_t> q;       // [cols], integer formats and fp8
+  std::vector<float> scale;    // [cols / group], rounded up
   std::vector<float> min;      // [cols / group]; all zero when !has_min
   std::vector<std::byte> raw;  // [cols * element size], float formats
 };
@@ -97,6 +98,8 @@ class RowSource {
     float deviation = 0;
   };
   virtual std::optional<Synthetic> synthetic() const { return {}; }
+  // What was wrong with the rows decoded so far: a number that no weight can be. Asked for after packing.
+  virtual Status state() const { return {}; }
 };
 
 // A matrix [rows, cols] packed in a backend's own tile order by Backend::pack. Rows may come from several

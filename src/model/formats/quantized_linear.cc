@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "model/formats/quantized_writer.h"
 #include "model/formats/shown.h"
+#include "tensor/fp8.h"
 #include "tensor/half.h"
 
 namespace sluice {
@@ -131,7 +134,7 @@ class ShuffledRows final : public RowSource {
   const SafetensorsTensor& index_;
 };
 
-// Eight-bit floats times their block's scale, as bf16: five bits more than were stored.
+// Eight-bit floats, a scale per block of rows and columns.
 class Fp8Rows final : public RowSource {
  public:
   Fp8Rows(const SafetensorsTensor& weights, const SafetensorsTensor& scales, int64_t block_rows,
@@ -139,21 +142,32 @@ class Fp8Rows final : public RowSource {
       : weights_(weights), scales_(scales), block_rows_(block_rows), block_cols_(block_cols) {}
   int64_t rows() const override { return weights_.shape[0]; }
   int64_t cols() const override { return weights_.shape[1]; }
-  WeightFormat format() const override { return {WeightElement::bf16, 0, false}; }
+  WeightFormat format() const override {
+    return {WeightElement::fp8, int(block_cols_), false, int(block_rows_)};
+  }
   void decode(int64_t row, DecodedRow& out) const override {
     const int64_t per_row = (cols() + block_cols_ - 1) / block_cols_;
-    out.raw.resize(size_t(cols()) * 2);
-    for (int64_t c = 0; c < cols(); c++) {
-      const float scale = scale_at(scales_, row / block_rows_ * per_row + c / block_cols_);
-      const uint16_t value = f32_to_bf16(e4m3_to_f32(at<uint8_t>(weights_, row * cols() + c)) * scale);
-      std::memcpy(out.raw.data() + 2 * c, &value, 2);
+    out.q.resize(size_t(cols()));
+    std::memcpy(out.q.data(), weights_.data.data() + row * cols(), size_t(cols()));
+    out.scale.resize(size_t(per_row));
+    bool numbers = true;
+    for (int64_t g = 0; g < per_row; g++) {
+      const float scale = out.scale[size_t(g)] = scale_at(scales_, row / block_rows_ * per_row + g);
+      numbers &= std::isfinite(scale);
     }
+    for (const int8_t q : out.q) numbers &= !e4m3_is_nan(uint8_t(q));
+    if (!numbers) not_a_number_.store(true, std::memory_order_relaxed);
+  }
+  Status state() const override {
+    if (!not_a_number_) return {};
+    return Error{ErrorCode::kCorrupt, "holds values that are not numbers"};
   }
 
  private:
   const SafetensorsTensor& weights_;
   const SafetensorsTensor& scales_;
   const int64_t block_rows_, block_cols_;
+  mutable std::atomic<bool> not_a_number_ = false;  // of any row that a thread decoded
 };
 
 // Looks up a layer's tensors and keeps the first complaint.
@@ -337,7 +351,7 @@ Result<QuantizedLinear> find_fp8(const Quantization& q, const SafetensorsFolder&
   }
   parts.get_activation_scales();
   if (!parts.ok()) return parts.error();
-  return parts.with(std::make_unique<Fp8Rows>(*weights, *scales, block_rows, block_cols), "FP8", true);
+  return parts.with(std::make_unique<Fp8Rows>(*weights, *scales, block_rows, block_cols), "FP8", false);
 }
 
 }  // namespace

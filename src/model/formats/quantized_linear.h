@@ -53,7 +53,7 @@ struct QuantizedLinear {
   std::unique_ptr<RowSource> rows;
   std::vector<const SafetensorsTensor*> tensors;
   std::string type;    // for people: "AWQ 4-bit"
-  bool lossy = false;  // rounded beyond what the format says: bf16 of eight-bit floats, f16 of shuffled groups
+  bool lossy = false;  // rounded beyond what the format says: f16 of shuffled groups
 };
 
 // The layer whose tensors are called `base` + ".qweight" and so on. `rows` null: there is no such layer, and it

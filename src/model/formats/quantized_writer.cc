@@ -1,7 +1,5 @@
 #include "model/formats/quantized_writer.h"
 
-#include <bit>
-#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
@@ -36,27 +34,6 @@ bool symmetric(const IntegerMatrix& m) {
 }
 
 }  // namespace
-
-uint8_t f32_to_e4m3(float value) {
-  const uint8_t sign = std::signbit(value) ? 0x80 : 0;
-  const float magnitude = std::fabs(value);
-  if (!(magnitude < 464)) return uint8_t(sign | (std::isnan(value) ? 0x7f : 0x7e));
-  int exponent;
-  std::frexp(magnitude, &exponent);                                    // magnitude < 2^exponent
-  const int place = magnitude == 0 ? -9 : std::max(exponent - 4, -9);  // of the last bit
-  const int units = int(std::nearbyint(std::ldexp(magnitude, -place)));
-  // Eight units more than fit into three bits and the hidden one are the next exponent, as the sum says by
-  // itself.
-  return uint8_t(sign | (units + (place + 9) * 8));
-}
-
-// e4m3 without infinities: 1 sign, 4 exponent (bias 7), 3 mantissa bits; all ones is NaN.
-float e4m3_to_f32(uint8_t b) {
-  const uint32_t sign = uint32_t(b & 0x80) << 24, magnitude = b & 0x7f;
-  if (magnitude == 0x7f) return std::bit_cast<float>(sign | 0x7fc00000);
-  if (magnitude < 8) return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(float(magnitude) * 0x1p-9f));
-  return std::bit_cast<float>(sign | ((magnitude << 20) + (uint32_t(127 - 7) << 23)));
-}
 
 std::vector<OutputTensor> awq_tensors(const std::string& base, const IntegerMatrix& m) {
   CHECK(m.bits == 4 && m.rows % 8 == 0);

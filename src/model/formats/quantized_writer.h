@@ -30,10 +30,6 @@ struct FloatMatrix {
   std::vector<float> scale;   // [ceil(rows / block_rows), ceil(cols / block_cols)]
 };
 
-// The nearest e4m3, ties to even, beyond 448 the largest.
-uint8_t f32_to_e4m3(float value);
-float e4m3_to_f32(uint8_t bits);
-
 // `base` is what the tensors' names begin with.
 std::vector<OutputTensor> awq_tensors(const std::string& base, const IntegerMatrix& m);     // 4 bits, rows by 8
 std::vector<OutputTensor> gptq_tensors(const std::string& base, const IntegerMatrix& m);    // zeros from 1 on

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "tensor/fp8.h"
 #include "tensor/half.h"
 
 namespace sluice {
@@ -102,6 +103,9 @@ void decode_f32(const RowSource& source, int64_t row, DecodedRow& scratch, float
       std::memcpy(&bits, scratch.raw.data() + 2 * c, sizeof bits);
       out[c] = format.element == WeightElement::f16 ? f16_to_f32(bits) : bf16_to_f32(bits);
     }
+  } else if (format.element == WeightElement::fp8) {
+    for (size_t c = 0; c < cols; c++)
+      out[c] = scratch.scale[c / size_t(format.group)] * e4m3_to_f32(uint8_t(scratch.q[c]));
   } else {
     const size_t group = size_t(format.group);
     for (size_t c = 0; c < cols; c++) {

@@ -63,6 +63,9 @@ class CpuBackend final : public Backend {
   Result<Weight> pack(std::span<const PackSource> sources) override {
     return pack_weight(*this, team_, isa_, sources);
   }
+  WeightFormat kept_format(const WeightFormat& f, int64_t, int64_t) const override {
+    return f.element == WeightElement::fp8 ? WeightFormat{WeightElement::bf16} : f;
+  }
 
   void begin_step(const BatchInput&, const KvGeometry&, int) override {
     attention_.begin_step();

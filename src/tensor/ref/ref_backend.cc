@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "tensor/backend.h"
+#include "tensor/fp8.h"
 #include "tensor/half.h"
 #include "tensor/sampling.h"
 
@@ -32,6 +33,10 @@ void dequantize(const DecodedRow& row, const WeightFormat& format, int64_t cols,
       out[i] = load_element(row.raw.data(), format.element, i);
     } else {
       const int64_t g = i / format.group;
+      if (format.element == WeightElement::fp8) {
+        out[i] = row.scale[g] * e4m3_to_f32(uint8_t(row.q[i]));
+        continue;
+      }
       out[i] = row.scale[g] * float(row.q[i]) + (format.has_min ? row.min[g] : 0.0f);
     }
   }

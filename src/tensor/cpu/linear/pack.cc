@@ -8,6 +8,7 @@
 
 #include "tensor/cpu/linear/layout.h"
 #include "tensor/cpu/linear/linear.h"
+#include "tensor/fp8.h"
 #include "tensor/half.h"
 
 namespace sluice::cpu {
@@ -269,8 +270,10 @@ Result<Weight> pack_weight(Backend& owner, Team& team, Isa isa, std::span<const 
   CHECK(!sources.empty());
   Weight weight;
   weight.cols = sources[0].rows->cols();
-  for (const Backend::PackSource& source : sources) {
+  for (Backend::PackSource source : sources) {
     CHECK(source.rows->cols() == weight.cols, "sources of one weight must have equal columns");
+    const Fp8AsBf16 wide(*source.rows);  // no kernel here multiplies eight-bit floats
+    if (source.rows->format().element == WeightElement::fp8) source.rows = &wide;
     const int64_t count = source.row_order.empty() ? source.rows->rows() : int64_t(source.row_order.size());
     Result<PackedHeader> header = plan_part(isa, *source.rows, count);
     if (!header) return header.error();
