@@ -7,6 +7,7 @@
 // The number of threads depends on the columns alone, never on the rows: equal rows give equal bits in any
 // batch.
 #include "tensor/cuda/device/launch.h"
+#include "tensor/cuda/rows/quantize.h"
 #include "tensor/cuda/rows/rows.h"
 #include "tensor/cuda/rows/vec8.h"
 
@@ -21,7 +22,8 @@ struct NormJob {
   const float* post_weight;
   const float* weight;
   float eps, inverse_columns;
-  int rows, fours;  // columns / 4
+  int rows, fours;     // columns / 4
+  QuantizedRows copy;  // of the output; no data: none
 };
 
 enum class Mode { norm, add_norm, post_add_norm };
@@ -54,6 +56,38 @@ __device__ __forceinline__ void multiply(float4& f, float scale, const float4& w
   f.x *= scale * weight.x, f.y *= scale * weight.y, f.z *= scale * weight.z, f.w *= scale * weight.w;
 }
 
+// A row that has been written, quantized from the same bf16 values. `partial`: a float for each warp.
+template <Factors kFactors, int kFours, int kThreads>
+__device__ __forceinline__ void write_copy(const QuantizedRows& copy, int row, int fours,
+                                           float4 (&values)[kFours], float* partial) {
+  float most[kFours], most_of_row = 0;
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    float4& v = values[i];
+    v = unpack(pack(v));
+    most[i] = max_or_nan(max_or_nan(fabsf(v.x), fabsf(v.y)), max_or_nan(fabsf(v.z), fabsf(v.w)));
+    if (int(threadIdx.x) + i * kThreads >= fours) most[i] = 0;
+    most_of_row = max_or_nan(most_of_row, most[i]);
+  }
+  RowScale scale{};
+  if constexpr (kFactors != Factors::fp8_blocks) {
+    scale = RowScale::of<kFactors>(block_max(most_of_row, partial));
+    if (threadIdx.x == 0) copy.scales[row] = scale.scale;
+  }
+  auto* out = static_cast<uint32_t*>(copy.data) + int64_t(row) * fours;
+#pragma unroll
+  for (int i = 0; i < kFours; ++i) {
+    const int at = int(threadIdx.x) + i * kThreads;
+    if constexpr (kFactors == Factors::fp8_blocks) {  // a warp has the 128 columns of a scale
+      scale = RowScale::of<kFactors>(warp_max(most[i]));
+      if (threadIdx.x % 32 == 0 && at < fours) copy.scales[at / 32 * copy.scale_stride + row] = scale.scale;
+    }
+    const float by = scale.inverse;
+    const float4& v = values[i];
+    if (at < fours) out[at] = quantize_four<kFactors>(v.x * by, v.y * by, v.z * by, v.w * by);
+  }
+}
+
 // CTAs of a multiprocessor. A post norm has a row and a weight more in registers.
 constexpr int resident(Mode mode, int fours, int threads) {
   return fours > 2 ? 1 : (mode == Mode::post_add_norm ? 1024 : 2048) / threads;
@@ -64,7 +98,7 @@ __global__ void __launch_bounds__(kWarps * 32, resident(kMode, kFours, kWarps * 
     norm_rows(const NormJob job) {
   constexpr int kThreads = kWarps * 32;
   let_next_start();
-  __shared__ __align__(16) float partial[2][kWarps];
+  __shared__ __align__(16) float partial[3][kWarps];
   float4 weight[kFours]{}, post[kFours]{};
 #pragma unroll
   for (int i = 0; i < kFours; ++i) {
@@ -116,6 +150,13 @@ __global__ void __launch_bounds__(kWarps * 32, resident(kMode, kFours, kWarps * 
     multiply(sum[i], scale, weight[i]);
     if (at < job.fours) out[at] = pack(sum[i]);
   }
+  if (!job.copy.data) return;
+  if (job.copy.factors == Factors::fp8)
+    write_copy<Factors::fp8, kFours, kThreads>(job.copy, row, job.fours, sum, partial[2]);
+  else if (job.copy.factors == Factors::fp8_blocks)
+    write_copy<Factors::fp8_blocks, kFours, kThreads>(job.copy, row, job.fours, sum, partial[2]);
+  else
+    write_copy<Factors::int8, kFours, kThreads>(job.copy, row, job.fours, sum, partial[2]);
 }
 
 // Measured at 4,096 columns, 1 / 2,048 rows, of the first version (a bf16 residual, eight columns at a time):
@@ -140,7 +181,7 @@ void norm(const Context& context, const NormJob& job) {
 
 }  // namespace
 
-void rms_norm(const Context& context, const RmsNormArgs& a) {
+void rms_norm(const Context& context, const RmsNormArgs& a, const QuantizedRows* copy) {
   check_f32_vectors(a.x), check_vectors(a.out);
   CHECK(a.out.rows == a.x.rows && a.out.cols == a.x.cols);
   norm<Mode::norm>(context, {.x = nullptr,
@@ -154,10 +195,11 @@ void rms_norm(const Context& context, const RmsNormArgs& a) {
                              .eps = a.eps,
                              .inverse_columns = 1 / float(a.x.cols),
                              .rows = int(a.x.rows),
-                             .fours = int(a.x.cols / 4)});
+                             .fours = int(a.x.cols / 4),
+                             .copy = copy ? *copy : QuantizedRows{}});
 }
 
-void add_rms_norm(const Context& context, const AddRmsNormArgs& a) {
+void add_rms_norm(const Context& context, const AddRmsNormArgs& a, const QuantizedRows* copy) {
   check_vectors(a.x), check_f32_vectors(a.residual), check_vectors(a.out);
   CHECK(a.out.rows == a.x.rows && a.out.cols == a.x.cols);
   CHECK(a.residual.rows == a.x.rows && a.residual.cols == a.x.cols);
@@ -172,7 +214,8 @@ void add_rms_norm(const Context& context, const AddRmsNormArgs& a) {
                        .eps = a.eps,
                        .inverse_columns = 1 / float(a.x.cols),
                        .rows = int(a.x.rows),
-                       .fours = int(a.x.cols / 4)};
+                       .fours = int(a.x.cols / 4),
+                       .copy = copy ? *copy : QuantizedRows{}};
   a.post_weight ? norm<Mode::post_add_norm>(context, job) : norm<Mode::add_norm>(context, job);
 }
 

@@ -1,6 +1,7 @@
 // The ops that move rows: embed, gather_rows, copy_blocks; and act_mul. No sums, so any split over threads will
 // do: few rows are spread over many small CTAs.
 #include "tensor/cuda/device/launch.h"
+#include "tensor/cuda/rows/activate.h"
 #include "tensor/cuda/rows/rows.h"
 #include "tensor/cuda/rows/vec8.h"
 
@@ -67,14 +68,6 @@ __global__ void __launch_bounds__(256)
   for (size_t i = begin + threadIdx.x; i < end; i += 256) to[i] = from[i];
 }
 
-template <Activation kActivation>
-__device__ __forceinline__ float activate(float x) {
-  if constexpr (kActivation == Activation::silu) return __fdividef(x, 1 + __expf(-x));
-  // 0.5 x (1 + tanh(u)) = x / (1 + exp(-2u))
-  const float twice_inner = 1.5957691216f * (x + 0.044715f * x * x * x);
-  return __fdividef(x, 1 + __expf(-twice_inner));
-}
-
 // One vector of the output per thread: two lost 0.1 µs at 1 row and won nothing at 2,048.
 template <Activation kActivation>
 __global__ void __launch_bounds__(kThreads)
@@ -103,6 +96,7 @@ dim3 move_grid(int vectors, int64_t rows) {
 void embed(const Context& context, const EmbedArgs& a) {
   check_f32_vectors(a.out), check_rows(a.out.rows);
   CHECK(a.table.parts.size() == 1 && a.table.cols == a.out.cols && a.out.rows == a.batch.tokens);
+  CHECK(a.table.parts[0].format.element == WeightElement::bf16, "an embedding that is not bf16");
   if (a.out.rows == 0) return;
   const int vectors = int(a.out.cols / 4);
   launch(context, a.out.rows <= kFewRows ? embed_rows<1> : embed_rows<kManyEach>,

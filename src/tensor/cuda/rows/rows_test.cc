@@ -123,6 +123,86 @@ TEST(CudaRows, ActMul) {
   }
 }
 
+// Written by the way, or by quantize_rows from what was written: the same bytes.
+class QuantizedCopy : public testing::TestWithParam<Factors> {
+ protected:
+  struct Rows {
+    DeviceBytes bytes, scales;
+    QuantizedRows view;
+    Rows(Factors factors, int64_t rows, int64_t cols)
+        : bytes(size_t(rows * cols)),
+          scales(size_t(rows * ((cols + 127) / 128)) * sizeof(float)),
+          view{bytes.data(), scales.as<float>(), factors, rows, cols, rows} {}
+  };
+  // `out` [rows, cols] was written beside `copy`.
+  static void expect_copy(const Rows& copy, const DeviceBytes& out) {
+    const auto [rows, cols] = std::pair{copy.view.rows, copy.view.cols};
+    const Rows want(copy.view.factors, rows, cols);
+    quantize_rows(context(), bf16_tensor(out.data(), rows, cols), want.view);
+    const size_t scales = size_t(rows * (copy.view.factors == Factors::fp8_blocks ? (cols + 127) / 128 : 1));
+    EXPECT_EQ(download<uint8_t>(copy.bytes.data(), copy.bytes.bytes()),
+              download<uint8_t>(want.bytes.data(), want.bytes.bytes()));
+    EXPECT_EQ(download<float>(copy.scales.data(), scales), download<float>(want.scales.data(), scales));
+  }
+};
+
+TEST_P(QuantizedCopy, OfNorms) {
+  uint32_t seed = 900;
+  for (const int rows : kRows)
+    for (const int columns : {64, 272, 576, 4096, 8192})
+      for (const bool post : {false, true}) {
+        SCOPED_TRACE(testing::Message() << rows << " x " << columns << ", post norm " << post);
+        const size_t n = size_t(rows) * size_t(columns);
+        auto x = random_bf16(n, ++seed);
+        std::fill_n(x.begin(), columns, 0.f);
+        auto residual = residual_of(n, ++seed, 2);
+        std::fill_n(residual.begin(), columns, 0.f);  // a row of zeros
+        const DeviceBytes dx = upload_bf16(x), dr = upload(residual),
+                          weight = upload(random_f32(size_t(columns), ++seed)), out(n * 2);
+        const Rows of_norm(GetParam(), rows, columns), of_sum(GetParam(), rows, columns);
+        rms_norm(
+            context(),
+            {on_card(dr, rows, columns), weight.as<float>(), 1e-5f, bf16_tensor(out.data(), rows, columns)},
+            &of_norm.view);
+        expect_copy(of_norm, out);
+        add_rms_norm(context(),
+                     {on_card(dr, rows, columns), bf16_tensor(dx.data(), rows, columns),
+                      post ? weight.as<float>() : nullptr, weight.as<float>(), 1e-5f,
+                      bf16_tensor(dx.data(), rows, columns)},
+                     &of_sum.view);
+        expect_copy(of_sum, dx);
+      }
+}
+
+// Few rows are spread over clusters of blocks, many are not.
+TEST_P(QuantizedCopy, OfActivations) {
+  uint32_t seed = 950;
+  for (const Activation activation : {Activation::silu, Activation::gelu_tanh})
+    for (const int rows : {1, 7, 64, 65, 257})
+      for (const int columns : {16, 272, 1536, 8192, 14336, 28672}) {
+        SCOPED_TRACE(testing::Message() << rows << " x " << columns);
+        const DeviceBytes in = upload_bf16(random_bf16(size_t(rows) * size_t(columns) * 2, ++seed, 3)),
+                          out(size_t(rows) * size_t(columns) * 2), plain(size_t(rows) * size_t(columns) * 2);
+        const ActMulArgs args{bf16_tensor(in.data(), rows, 2 * columns), activation,
+                              bf16_tensor(out.data(), rows, columns)};
+        const Rows copy(GetParam(), rows, columns), alone(GetParam(), rows, columns);
+        act_mul_quantized(context(), args, copy.view, true);
+        act_mul(context(), {args.gate_up, activation, bf16_tensor(plain.data(), rows, columns)});
+        const size_t n = size_t(rows) * size_t(columns);
+        EXPECT_EQ(download<uint16_t>(out.data(), n), download<uint16_t>(plain.data(), n));
+        expect_copy(copy, out);
+        CUDA_CHECK(cudaMemset(out.data(), 0xff, n * 2));
+        act_mul_quantized(context(), args, alone.view, false);
+        EXPECT_EQ(download<uint16_t>(out.data(), n), std::vector<uint16_t>(n, 0xffff)) << "written unasked";
+        EXPECT_EQ(download<uint8_t>(alone.bytes.data(), n), download<uint8_t>(copy.bytes.data(), n));
+      }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , QuantizedCopy, testing::Values(Factors::fp8, Factors::fp8_blocks, Factors::int8), [](const auto& of) {
+      return std::string(of.param == Factors::fp8 ? "fp8" : of.param == Factors::int8 ? "int8" : "fp8_blocks");
+    });
+
 TEST(CudaRows, EmbedReadsIdsOrTheLastSampled) {
   constexpr int kVocab = 500;
   for (int columns : {64, 576, 4096}) {
