@@ -87,4 +87,14 @@ CUtensorMap tensor_map_bf16_boxes(const void* data, int64_t rows, int64_t cols, 
   return map;
 }
 
+CUtensorMap tensor_map_bytes(const void* data, int64_t rows, int64_t cols, int box_rows) {
+  CHECK(cols % 16 == 0);
+  // Pairs of bytes, as if they were bf16: the copy engine only moves them.
+  return tensor_map_bf16(data, rows, cols / 2, cols / 2, box_rows, 64, 128, 128);
+}
+
+CUtensorMap tensor_map_bytes_boxes(const void* data, int64_t rows, int64_t cols, int box_rows, int boxes) {
+  return tensor_map_bf16_boxes(data, rows, cols / 2, cols / 2, box_rows, boxes, 128);
+}
+
 }  // namespace sluice::cuda

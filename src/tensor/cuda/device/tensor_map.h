@@ -21,4 +21,9 @@ CUtensorMap tensor_map_bf16(const void* data, int64_t rows, int64_t cols, int64_
 CUtensorMap tensor_map_bf16_boxes(const void* data, int64_t rows, int64_t cols, int64_t pitch, int box_rows,
                                   int boxes, int promotion_bytes);
 
+// Of a dense matrix of bytes, cols (and for several boxes cols / 128) without a remainder by 16 (128): boxes of
+// box_rows x 128 with 128-byte swizzle, L2 promotion of 128 bytes, as the two above.
+CUtensorMap tensor_map_bytes(const void* data, int64_t rows, int64_t cols, int box_rows);
+CUtensorMap tensor_map_bytes_boxes(const void* data, int64_t rows, int64_t cols, int box_rows, int boxes);
+
 }  // namespace sluice::cuda

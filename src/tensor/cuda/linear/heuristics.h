@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "tensor/cuda/rows/quantized_rows.h"
 #include "tensor/dtype.h"
 
 namespace sluice::cuda {
@@ -13,17 +14,23 @@ namespace sluice::cuda {
 struct LinearShape {
   int64_t m = 0, n = 0, k = 0;
   DType out = DType::bf16;
+  Factors factors = Factors::bf16;
 };
 
-inline constexpr int kMaxStreamStages = 32, kStreamTile = 64;
+inline constexpr int kMaxStreamStages = 32;
+// Rows of w that a thread block of the streaming kernel works on at most, by the padded rows of x; and sums of
+// the largest such tile.
+constexpr int stream_tile(int rows) { return rows <= 32 ? 64 : 128; }
+inline constexpr int kMostStreamSums = 128 * 128;
 
 // How the streaming kernel (stream_gemm.h) runs.
 struct StreamConfig {
-  int rows = 0;   // m, padded: 8, 16 or 32
-  int tile = 0;   // rows of w that a thread block works on at a time, a multiple of 8, at most kStreamTile
-  int depth = 0;  // columns of a stage: 64, or where k is a multiple of 64, more
+  int rows = 0;  // m, padded: 8, 16 or 32; of eight-bit factors 64 or 128 too
+  int tile = 0;  // rows of w that a thread block works on at a time, a multiple of 8, at most stream_tile(rows)
+  int depth = 0;             // columns of a stage: 64 (eight-bit: 128), or where k is a multiple of that, more
   bool whole_tiles = false;  // a tile belongs to one thread block; else each block gets as many stages
   int stages = 0;            // of the ring in shared memory
+  Factors factors = Factors::bf16;
 
   bool operator==(const StreamConfig&) const = default;
 };
@@ -37,6 +44,8 @@ struct LinearChoice {
 };
 
 LinearChoice choose_linear(const LinearShape& shape, int multiprocessors);
+// How the streaming kernel runs up to 128 rows (bf16: 32), with tiles that belong to one thread block or not.
+StreamConfig stream_config(const LinearShape& shape, bool whole_tiles, int multiprocessors);
 
 // Shared memory of the streaming kernel's block.
 int64_t stream_stage_bytes(const StreamConfig& c);

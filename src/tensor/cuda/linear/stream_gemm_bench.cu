@@ -117,7 +117,7 @@ void table(Bench& bench, int64_t m) {
 void tune(Bench& bench, int64_t m) {
   for (const Row& r : kRows) {
     std::vector<std::pair<double, StreamConfig>> tried;
-    for (int tile = 16; tile <= kStreamTile; tile += 8)
+    for (int tile = 16; tile <= stream_tile(8); tile += 8)
       for (int depth : {64, 128, 256})
         for (int ring_kb : {160, 206})
           for (bool whole : {false, true}) {
@@ -126,7 +126,7 @@ void tune(Bench& bench, int64_t m) {
             c.stages = int(std::min<int64_t>(kMaxStreamStages, ring_kb * 1024 / stream_stage_bytes(c)));
             const int64_t tiles = (r.n + tile - 1) / tile, rounds = (tiles + 131) / 132;
             // Whole tiles must fill the card well; shared ones may as well be of full height.
-            if (whole ? tiles < rounds * 120 : tile != kStreamTile) continue;
+            if (whole ? tiles < rounds * 120 : tile != stream_tile(8)) continue;
             if (stream_gemm_supports(c)) tried.emplace_back(bench.shape_us(m, r.n, r.k, r.f32, c), c);
           }
     std::sort(tried.begin(), tried.end(), [](auto& a, auto& b) { return a.first < b.first; });

@@ -14,4 +14,10 @@ __device__ __forceinline__ float4 load_here(const float4* at) {
   return v;
 }
 
+__device__ __forceinline__ float load_here(const float* at) {
+  float v;
+  asm volatile("ld.relaxed.cta.global.f32 %0, [%1];" : "=f"(v) : "l"(at));
+  return v;
+}
+
 }  // namespace sluice::cuda::ptx
