@@ -96,6 +96,12 @@ const Key kKeys[] = {
      "Of a card's memory, what weights, activations and the KV cache may take together (0.9 by default); other "
      "programs' use counts as well, and 768 MiB are always kept back. No effect on a CPU."},
 
+    {"gpu.fused_quantization", "engine", "", SLOT(model.engine.gpu_fused_quantization), 0, 0, "",
+     "With weights of eight bits on a card, norms and activations write their output in eight bits by the way "
+     "(the default); without, to measure what that is worth, a kernel of its own does. The answers are the "
+     "same "
+     "bit for bit. No effect on a CPU."},
+
     {"kv.prefix_cache", "kv", "", SLOT(model.engine.prefix_cache), 0, 0, "",
      "Keep what was computed until its memory is needed, and take it over where a request begins as an earlier "
      "one of the same cache salt did (the default)."},

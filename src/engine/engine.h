@@ -106,8 +106,9 @@ struct EngineConfig {
   int max_context = 0;          // 0: the model's
   int logit_rows = 64;          // rows of logits at a time
   bool graphs = true;           // record steps and replay them, on devices that can
-  double gpu_memory_fraction = 0.9;  // of a card's memory, what everything together may take
-  BatchingSettings batching = {};    // who may start when
+  double gpu_memory_fraction = 0.9;    // of a card's memory, what everything together may take
+  bool gpu_fused_quantization = true;  // CudaOptions::fuse_quantization
+  BatchingSettings batching = {};      // who may start when
   SchedulingSettings scheduling = {};
   KvSettings kv = {};
   bool prefix_cache = true;  // what was computed is found again by requests that begin alike

@@ -141,12 +141,13 @@ void say(const DeviceInfo& device, int card) {
 
 // A machine without a card, or a build without CUDA, is nothing to worry about; a card that is there and cannot
 // be used is.
-Result<std::unique_ptr<Backend>> first_usable(const CpuOptions& cpu) {
+Result<std::unique_ptr<Backend>> first_usable(const CpuOptions& cpu, CudaOptions cuda) {
   constexpr int kMostCards = 16;
   std::string why;
   bool unused = false;
   for (int card = 0; card < kMostCards; ++card) {
-    auto made = make_cuda_backend({.device = card});
+    cuda.device = card;
+    auto made = make_cuda_backend(cuda);
     if (made) {
       say((*made)->info(), card);
       if (unused) LOG(warn, "device: the first card that can be used is cuda:{}: {}", card, why);
@@ -166,12 +167,14 @@ Result<std::unique_ptr<Backend>> first_usable(const CpuOptions& cpu) {
 
 }  // namespace
 
-Result<std::unique_ptr<Backend>> make_backend(const std::string& device, const CpuOptions& cpu) {
-  if (device == "auto") return first_usable(cpu);
+Result<std::unique_ptr<Backend>> make_backend(const std::string& device, const CpuOptions& cpu,
+                                              CudaOptions cuda) {
+  if (device == "auto") return first_usable(cpu, cuda);
   if (device == "cpu") return make_cpu_backend(cpu);
   if (device == "ref") return make_ref_backend();
   if (const auto card = card_number(device)) {
-    auto made = make_cuda_backend({.device = *card});
+    cuda.device = *card;
+    auto made = make_cuda_backend(cuda);
     if (!made) return advised(std::move(made).error());
     say((*made)->info(), *card);
     return made;
@@ -182,7 +185,7 @@ Result<std::unique_ptr<Backend>> make_backend(const std::string& device, const C
 
 Result<std::unique_ptr<Backend>> backend_for(const ModelSpec& spec, const EngineConfig& config,
                                              const std::string& device, const CpuOptions& cpu) {
-  auto made = make_backend(device, cpu);
+  auto made = make_backend(device, cpu, {.fuse_quantization = config.gpu_fused_quantization});
   if (!made) return made;
   Status runs = check_device(**made, spec, settled(config, (*made)->info()));
   if (runs) return made;

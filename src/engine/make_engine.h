@@ -33,8 +33,9 @@ struct WarmUp {
 };
 
 // "auto", "cpu", "ref" or "cuda[:N]". Auto: the first card that can be used, else the CPU; the log says which,
-// and why. What this build or machine lacks is an error that says so.
-Result<std::unique_ptr<Backend>> make_backend(const std::string& device, const CpuOptions& cpu);
+// and why. What this build or machine lacks is an error that says so. `cuda`'s card is the device's.
+Result<std::unique_ptr<Backend>> make_backend(const std::string& device, const CpuOptions& cpu,
+                                              CudaOptions cuda = {});
 
 // The same for a model, before its weights are read. What the device cannot run is an error (kUnsupported) that
 // names it; but with "auto" the CPU takes a model whose shape the card cannot run, and the log warns.

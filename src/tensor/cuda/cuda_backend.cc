@@ -36,7 +36,8 @@ namespace {
 class CudaBackend final : public Backend {
  public:
   // `before`: the card as it was before this process used it.
-  CudaBackend(int device, std::optional<CardState> before) : device_(device), before_(std::move(before)) {}
+  CudaBackend(const CudaOptions& options, std::optional<CardState> before)
+      : device_(options.device), fuse_quantization_(options.fuse_quantization), before_(std::move(before)) {}
   ~CudaBackend() override;
   Status open();
 
@@ -56,19 +57,33 @@ class CudaBackend final : public Backend {
   size_t kv_block_bytes(const KvGeometry& g) const override { return slot_bytes(g); }
   Buffer alloc_pool(size_t bytes, const KvGeometry& geometry) override;
   Result<Weight> pack(std::span<const PackSource> sources) override;
+  WeightFormat kept_format(const WeightFormat& format, int64_t rows, int64_t cols) const override {
+    return cuda::kept_format(format, rows, cols);
+  }
 
   void begin_step(const BatchInput& batch, const KvGeometry& geometry, int heads) override {
     attention_->begin_step(batch, geometry, heads);
   }
   void embed(const EmbedArgs& a) override { cuda::embed(context_, a); }
-  void rms_norm(const RmsNormArgs& a) override { cuda::rms_norm(context_, a); }
-  void add_rms_norm(const AddRmsNormArgs& a) override { cuda::add_rms_norm(context_, a); }
+  void rms_norm(const RmsNormArgs& a) override { cuda::rms_norm(context_, a, copy_of(a.out)); }
+  void add_rms_norm(const AddRmsNormArgs& a) override { cuda::add_rms_norm(context_, a, copy_of(a.out)); }
   void linear(const LinearArgs& a) override { linear_->run(a); }
   void rope_store_kv(const RopeStoreArgs& a) override { cuda::rope_store_kv(context_, a); }
-  void attention(const AttentionArgs& a) override { attention_->run(a); }
-  void act_mul(const ActMulArgs& a) override { cuda::act_mul(context_, a); }
-  void experts(const ExpertsArgs& a) override { experts_->run(a); }
+  void attention(const AttentionArgs& a) override {
+    linear_->written(a.out);
+    attention_->run(a);
+  }
+  void act_mul(const ActMulArgs& a) override {
+    const QuantizedRows* copy = a.out.cols <= kMostActMulColumns ? copy_of(a.out) : written(a.out);
+    copy ? act_mul_quantized(context_, a, *copy, !linear_->only_copy_wanted(a.out))
+         : cuda::act_mul(context_, a);
+  }
+  void experts(const ExpertsArgs& a) override {
+    linear_->written(a.out);
+    experts_->run(a);
+  }
   void gather_rows(const Tensor& x, const int32_t* index, const Tensor& out) override {
+    linear_->written(out);
     cuda::gather_rows(context_, x, index, out);
   }
   void sample(const SampleArgs& a) override { sampler_->run(a); }
@@ -93,6 +108,15 @@ class CudaBackend final : public Backend {
   // The current card is a property of the thread, and a server loads in one, runs in another and ends in a
   // third.
   void use_card() const { CUDA_CHECK(cudaSetDevice(device_)); }
+  // Where a kernel that writes `out` is to write it quantized too, for the eight-bit products behind it; null:
+  // nowhere.
+  const QuantizedRows* copy_of(const Tensor& out) {
+    return fuse_quantization_ ? linear_->copy_wanted(out) : written(out);
+  }
+  const QuantizedRows* written(const Tensor& out) {
+    linear_->written(out);
+    return nullptr;
+  }
   Buffer allocate(size_t bytes);
 
   // Times of a step. There are more than steps in flight, so that the end of the step before is still known
@@ -104,6 +128,7 @@ class CudaBackend final : public Backend {
   static constexpr int kMarks = 2 * kStepsInFlight;
 
   const int device_;
+  const bool fuse_quantization_;
   const std::optional<CardState> before_;
   Context context_;
   cudaStream_t copy_stream_ = nullptr;
@@ -273,6 +298,7 @@ Status CudaBackend::reserve(const WorkspaceShape& shape) {
   use_card();
   loader_->finish();
   linear_->tune(shape);
+  if (Status reserved = linear_->reserve(shape); !reserved) return reserved;
   if (Status reserved = attention_->reserve(shape, context_, *this); !reserved) return reserved;
   if (Status reserved = sampler_->reserve(shape, context_, *this); !reserved) return reserved;
   reserved_ = true;
@@ -400,7 +426,7 @@ Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options) {
   if (const cudaError_t e = cudaSetDevice(options.device); e != cudaSuccess)
     return refused(e, e == cudaErrorMemoryAllocation ? "" : ": is another program holding it exclusively?");
   if (const cudaError_t e = cudaFree(nullptr); e != cudaSuccess) return refused(e, "");
-  auto backend = std::make_unique<cuda::CudaBackend>(options.device, std::move(before));
+  auto backend = std::make_unique<cuda::CudaBackend>(options, std::move(before));
   if (Status opened = backend->open(); !opened) return std::move(opened).error();
   return std::unique_ptr<Backend>(std::move(backend));
 }

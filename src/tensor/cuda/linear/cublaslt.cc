@@ -21,7 +21,12 @@ uint32_t alignment(const void* p) {
   return address == 0 ? 16 : uint32_t(std::min<uintptr_t>(address & -address, 16));
 }
 
-cudaDataType_t type_of(DType t) { return t == DType::f32 ? CUDA_R_32F : CUDA_R_16BF; }
+cudaDataType_t type_of(DType t) {
+  return t == DType::f32 ? CUDA_R_32F : t == DType::i32 ? CUDA_R_32I : CUDA_R_16BF;
+}
+cudaDataType_t type_of(Factors f) {
+  return f == Factors::bf16 ? CUDA_R_16BF : f == Factors::int8 ? CUDA_R_8I : CUDA_R_8F_E4M3;
+}
 
 [[noreturn]] void refused(const Product& p, const char* why) {
   char text[256];
@@ -57,10 +62,12 @@ Result<std::unique_ptr<CublasLt>> CublasLt::make(const Context& context, Backend
   made->bias_ = backend.alloc(size_t(kMaxBias) * sizeof(uint16_t));
   if (!made->workspace_.data() || !made->bias_.data())
     return Error{ErrorCode::kResourceExhausted, "no memory left on the card for cuBLASLt's workspace (32 MiB)"};
-  made->check(made->lt_.desc_create(&made->desc_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "MatmulDescCreate");
+  made->check(made->lt_.desc_create(&made->float_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "MatmulDescCreate");
+  made->check(made->lt_.desc_create(&made->integer_, CUBLAS_COMPUTE_32I, CUDA_R_32I), "MatmulDescCreate");
   const cublasOperation_t transposed = CUBLAS_OP_T;
-  made->check(made->lt_.desc_set(made->desc_, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed),
-              "TRANSA");
+  for (cublasLtMatmulDesc_t desc : {made->float_, made->integer_})
+    made->check(made->lt_.desc_set(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed),
+                "TRANSA");
   for (cublasLtMatrixLayout_t* layout : {&made->w_, &made->x_, &made->out_})
     made->check(made->lt_.layout_create(layout, CUDA_R_16BF, 8, 8, 8), "MatrixLayoutCreate");
   return made;
@@ -69,33 +76,57 @@ Result<std::unique_ptr<CublasLt>> CublasLt::make(const Context& context, Backend
 CublasLt::~CublasLt() {
   for (cublasLtMatrixLayout_t layout : {w_, x_, out_})
     if (layout) lt_.layout_destroy(layout);
-  if (desc_) lt_.desc_destroy(desc_);
+  for (cublasLtMatmulDesc_t desc : {float_, integer_})
+    if (desc) lt_.desc_destroy(desc);
   if (handle_) lt_.destroy(handle_);
 }
 
 // Sets descriptor and layouts for `a` with this many rows.
 void CublasLt::describe(const Product& p, int64_t rows) {
-  const auto layout = [&](cublasLtMatrixLayout_t l, DType dtype, int64_t inner, int64_t outer, int64_t stride) {
-    const uint32_t type = uint32_t(type_of(dtype));
+  const auto layout = [&](cublasLtMatrixLayout_t l, cudaDataType_t t, int64_t inner, int64_t outer,
+                          int64_t stride) {
+    const auto type = uint32_t(t);
     const uint64_t height = uint64_t(inner), width = uint64_t(outer);
     check(lt_.layout_set(l, CUBLASLT_MATRIX_LAYOUT_TYPE, &type, sizeof type), "TYPE");
     check(lt_.layout_set(l, CUBLASLT_MATRIX_LAYOUT_ROWS, &height, sizeof height), "ROWS");
     check(lt_.layout_set(l, CUBLASLT_MATRIX_LAYOUT_COLS, &width, sizeof width), "COLS");
     check(lt_.layout_set(l, CUBLASLT_MATRIX_LAYOUT_LD, &stride, sizeof stride), "LD");
   };
-  layout(w_, DType::bf16, p.x.cols, p.out.cols, p.x.cols);
-  layout(x_, DType::bf16, p.x.cols, rows, p.x.stride);
-  layout(out_, p.out.dtype, p.out.cols, rows, p.out.stride);
+  layout(w_, type_of(p.factors), p.x.cols, p.out.cols, p.x.cols);
+  layout(x_, type_of(p.factors), p.x.cols, rows, p.x.stride);
+  layout(out_, type_of(p.out.dtype), p.out.cols, rows, p.out.stride);
+  if (p.factors == Factors::int8) return;
+
+  const auto set = [&](cublasLtMatmulDescAttributes_t what, auto value, const char* name) {
+    check(lt_.desc_set(float_, what, &value, sizeof value), name);
+  };
+  // cuBLAS's A is w. Fast sums keep 14 bits, as the streaming kernel's within a stage.
+  const bool blocks = p.factors == Factors::fp8_blocks, fp8 = blocks || p.factors == Factors::fp8;
+  set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(p.factors == Factors::fp8), "FAST_ACCUM");
+  set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE,
+      int32_t(blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
+              : fp8  ? CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
+                     : CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F),
+      "A_SCALE_MODE");
+  set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE,
+      int32_t(blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
+              : fp8  ? CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
+                     : CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F),
+      "B_SCALE_MODE");
+  // Left from the product before, they would be judged with bf16 too.
+  const float* none = nullptr;
+  set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, fp8 ? p.w_scales : none, "A_SCALE_POINTER");
+  set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, fp8 ? p.x_scales : none, "B_SCALE_POINTER");
 
   const cublasLtEpilogue_t epilogue = p.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-  check(lt_.desc_set(desc_, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue), "EPILOGUE");
+  set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue, "EPILOGUE");
   // A type left from the product before would be judged even without a bias: -1 is "none given".
   const void* bias = !p.bias                     ? nullptr
                      : p.out.dtype == DType::f32 ? static_cast<const void*>(p.bias)
                                                  : bias_.data();
   const int32_t type = p.bias ? int32_t(type_of(p.out.dtype)) : -1;
-  check(lt_.desc_set(desc_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias), "BIAS_POINTER");
-  check(lt_.desc_set(desc_, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type), "BIAS_DATA_TYPE");
+  set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias, "BIAS_POINTER");
+  set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type, "BIAS_DATA_TYPE");
 }
 
 std::vector<cublasLtMatmulHeuristicResult_t> CublasLt::ask(const Product& p, int64_t rows, int most) {
@@ -113,7 +144,7 @@ std::vector<cublasLtMatmulHeuristicResult_t> CublasLt::ask(const Product& p, int
   std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(most));
   int count = 0;
   const cublasStatus_t status =
-      lt_.heuristic(handle_, desc_, w_, x_, out_, out_, wish, most, found.data(), &count);
+      lt_.heuristic(handle_, desc(p), w_, x_, out_, out_, wish, most, found.data(), &count);
   if (status != CUBLAS_STATUS_SUCCESS) refused(p, lt_.status_string(status));
   lt_.preference_destroy(wish);
   found.resize(size_t(count));
@@ -140,13 +171,18 @@ cublasStatus_t CublasLt::enqueue(const Product& p, const cublasLtMatmulAlgo_t& a
     round_bias(context_, p.bias, bias_.data(), int(p.out.cols));
   }
   const float one = 1, zero = 0;
-  return lt_.matmul(handle_, desc_, &one, p.w, w_, p.x.data, x_, &zero, p.out.data, out_, p.out.data, out_,
-                    &algorithm, workspace_.data(), workspace_.bytes(), context_.stream);
+  const int32_t integer_one = 1;
+  const bool integer = p.factors == Factors::int8;
+  // Zero has the same bits in both.
+  return lt_.matmul(handle_, desc(p), integer ? static_cast<const void*>(&integer_one) : &one, p.w, w_,
+                    p.x.data, x_, &zero, p.out.data, out_, p.out.data, out_, &algorithm, workspace_.data(),
+                    workspace_.bytes(), context_.stream);
 }
 
 CublasLt::Key CublasLt::key_of(const Product& p, int64_t rows, bool bias) {
   return {rows,         p.out.cols,  p.x.cols, p.x.stride,
-          p.out.stride, p.out.dtype, bias,     std::min(alignment(p.x.data), alignment(p.out.data))};
+          p.out.stride, p.out.dtype, bias,     std::min(alignment(p.x.data), alignment(p.out.data)),
+          p.factors};
 }
 
 void CublasLt::keep(const Product& p, const cublasLtMatmulAlgo_t& algorithm) {

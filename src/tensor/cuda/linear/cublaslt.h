@@ -16,6 +16,7 @@
 
 #include "tensor/cuda/device/context.h"
 #include "tensor/cuda/linear/cublaslt_library.h"
+#include "tensor/cuda/linear/heuristics.h"
 #include "tensor/tensor.h"
 
 namespace sluice {
@@ -24,12 +25,16 @@ class Backend;
 
 namespace sluice::cuda {
 
-// out[M, N] = x[M, K] · w[N, K]ᵀ (+ bias[N])
+// out[M, N] = x[M, K] · w[N, K]ᵀ (+ bias[N]). Eight-bit factors: no bias, N and K multiples of 16. fp8's scales
+// (quantized_rows.h) are part of the product; int8's are not, its sums come out.
 struct Product {
-  Tensor x;                     // [M, K], bf16
-  const void* w = nullptr;      // [N, K], bf16, dense
+  Tensor x;                     // [M, K], bf16; i8 for eight-bit factors of any kind
+  const void* w = nullptr;      // [N, K], as x, dense
   const float* bias = nullptr;  // [N] or null
-  Tensor out;                   // [M, N], bf16 or f32
+  Tensor out;                   // [M, N], bf16 or f32; i32 of int8
+  Factors factors = Factors::bf16;
+  const float* w_scales = nullptr;  // of fp8 [N]; of blocks [N / 128, K / 128 rounded up to a multiple of 4]
+  const float* x_scales = nullptr;  // of fp8 [M]; of blocks [K / 128, M]
 };
 
 // Owned and called by the executor thread.
@@ -59,14 +64,15 @@ class CublasLt {
   cublasStatus_t enqueue(const Product& p, const cublasLtMatmulAlgo_t& algorithm);
   std::vector<cublasLtMatmulHeuristicResult_t> ask(const Product& p, int64_t rows, int most);
 
-  // Rows rounded up, N, K, strides of x and out, type of out, bias given, alignment of the pointers.
-  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, DType, bool, uint32_t>;
+  // Rows rounded up, N, K, strides of x and out, type of out, bias given, alignment of the pointers, factors.
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, DType, bool, uint32_t, Factors>;
   static Key key_of(const Product& p, int64_t rows, bool bias);
 
   const Context& context_;
   const CublasLtLibrary& lt_;
   cublasLtHandle_t handle_ = nullptr;
-  cublasLtMatmulDesc_t desc_ = nullptr;  // set anew by every call, as the layouts are
+  cublasLtMatmulDesc_t desc(const Product& p) const { return p.factors == Factors::int8 ? integer_ : float_; }
+  cublasLtMatmulDesc_t float_ = nullptr, integer_ = nullptr;  // set anew by every call, as the layouts are
   cublasLtMatrixLayout_t w_ = nullptr, x_ = nullptr, out_ = nullptr;
   Buffer workspace_;
   Buffer bias_;  // bf16 copy of the bias of the product that is being enqueued

@@ -1,14 +1,18 @@
 #include "tensor/cuda/linear/linear.h"
 
+#include <algorithm>
 #include <chrono>
 #include <map>
+#include <tuple>
 #include <vector>
 
 #include "base/check.h"
 #include "base/log.h"
 #include "tensor/cuda/linear/cublaslt.h"
+#include "tensor/cuda/linear/eight_bit.h"
 #include "tensor/cuda/linear/heuristics.h"
 #include "tensor/cuda/linear/stream_gemm.h"
+#include "tensor/cuda/linear/stream_gemm_8bit.h"
 #include "tensor/cuda/linear/tune.h"
 
 namespace sluice::cuda {
@@ -16,17 +20,33 @@ namespace {
 
 class CudaLinear final : public Linear {
  public:
-  CudaLinear(const Context& context, std::unique_ptr<CublasLt> cublas, Buffer stream_workspace)
-      : context_(context), cublas_(std::move(cublas)), stream_workspace_(std::move(stream_workspace)) {}
+  CudaLinear(const Context& context, Backend& backend, std::unique_ptr<CublasLt> cublas,
+             Buffer stream_workspace)
+      : context_(context),
+        backend_(backend),
+        cublas_(std::move(cublas)),
+        stream_workspace_(std::move(stream_workspace)),
+        eight_bit_(context, *cublas_, stream_workspace_.data()) {}
 
   void prepare(const Weight& w) override {
     check(w);
     const void* data = w.parts[0].data.data();
     CHECK(reinterpret_cast<uintptr_t>(data) % 256 == 0);
-    weights_[{w.rows, w.cols}].push_back(data);
+    const Factors factors = factors_of(w.parts[0].format);
+    Group& group = weights_[{w.rows, w.cols, factors}];
+    group.weights.push_back(data);
+    if (factors != Factors::bf16) group.scales.push_back(quantized_weight(w).scales);
+    eight_bit_.prepare(w);
   }
 
   void tune(const WorkspaceShape& step) override;
+  Status reserve(const WorkspaceShape& step) override {
+    return eight_bit_.reserve(backend_, std::max(step.max_tokens, step.max_logit_rows));
+  }
+
+  const QuantizedRows* copy_wanted(const Tensor& out) override { return eight_bit_.copy_wanted(out); }
+  bool only_copy_wanted(const Tensor& out) const override { return eight_bit_.only_eight_bits(out.cols); }
+  void written(const Tensor& out) override { eight_bit_.written(out); }
 
   void run(const LinearArgs& a) override {
     if (a.x.rows == 0) return;
@@ -34,6 +54,8 @@ class CudaLinear final : public Linear {
     CHECK(a.x.dtype == DType::bf16 && (a.out.dtype == DType::bf16 || a.out.dtype == DType::f32));
     CHECK(a.x.cols == a.w.cols && a.out.cols == a.w.rows && a.out.rows == a.x.rows);
     CHECK(a.x.stride >= a.x.cols && a.out.stride >= a.out.cols);
+    if (factors_of(a.w.parts[0].format) != Factors::bf16) return eight_bit_.run(a);
+    eight_bit_.written(a.out);
     const LinearChoice choice =
         choose_linear({a.x.rows, a.w.rows, a.w.cols, a.out.dtype}, context_.multiprocessors);
     if (choice.way == LinearChoice::Way::cublaslt || !stream_gemm_supports(choice.stream) ||
@@ -44,14 +66,24 @@ class CudaLinear final : public Linear {
 
  private:
   static void check(const Weight& w) {
-    CHECK(w.parts.size() == 1 && w.parts[0].format.element == WeightElement::bf16 && w.cols % 8 == 0,
-          "a weight that load/ did not make");
+    const WeightElement element = w.parts.size() == 1 ? w.parts[0].format.element : WeightElement::f32;
+    const bool eight = element == WeightElement::fp8 || element == WeightElement::int8;
+    CHECK(
+        (element == WeightElement::bf16 && w.cols % 8 == 0) || (eight && w.cols % 16 == 0 && w.rows % 16 == 0),
+        "a weight that load/ did not make");
   }
 
+  struct Group {
+    std::vector<const void*> weights;
+    std::vector<const float*> scales;
+  };
+
   const Context& context_;
+  Backend& backend_;
   std::unique_ptr<CublasLt> cublas_;
   Buffer stream_workspace_;
-  std::map<std::pair<int64_t, int64_t>, std::vector<const void*>> weights_;  // prepared, by N and K
+  EightBitLinear eight_bit_;
+  std::map<std::tuple<int64_t, int64_t, Factors>, Group> weights_;  // prepared, by N, K and kind
 };
 
 // Above this many rows only every kSparseRows-th number is tried; those between get what cuBLASLt recommends.
@@ -62,14 +94,17 @@ constexpr int64_t kDenseRows = 2304, kSparseRows = 1024;
 void CudaLinear::tune(const WorkspaceShape& step) {
   const auto begin = std::chrono::steady_clock::now();
   std::vector<TuneShape> shapes;
-  for (const auto& [size, weights] : weights_) {
-    const auto [n, k] = size;
+  for (const auto& [size, group] : weights_) {
+    const auto [n, k, factors] = size;
     const bool head = n == step.vocab;
-    TuneShape shape{n, k, head ? DType::f32 : DType::bf16, {}, weights};
+    const DType out = factors == Factors::int8 ? DType::i32 : head ? DType::f32 : DType::bf16;
+    TuneShape shape{n, k, out, {}, group.weights, factors, group.scales};
     const int64_t most = rounded_rows(std::max(1, head ? step.max_logit_rows : step.max_tokens));
     for (int64_t rows = 1; (rows = rounded_rows(rows)) <= most; ++rows)
       if ((rows <= kDenseRows || rows % kSparseRows == 0) &&
-          choose_linear({rows, n, k, shape.out}, context_.multiprocessors).way == LinearChoice::Way::cublaslt)
+          (factors != Factors::fp8_blocks || rows % kRowsLeftToBackend == 0) &&
+          choose_linear({rows, n, k, out, factors}, context_.multiprocessors).way ==
+              LinearChoice::Way::cublaslt)
         shape.rows.push_back(rows);
     if (!shape.rows.empty()) shapes.push_back(std::move(shape));
   }
@@ -86,11 +121,12 @@ Result<std::unique_ptr<Linear>> make_linear(const Context& context, Backend& bac
   auto cublas = CublasLt::make(context, backend);
   if (!cublas) return std::move(cublas).error();
   stream_gemm_prepare();
+  stream_gemm_8bit_prepare();
   Buffer workspace = backend.alloc(stream_gemm_workspace_bytes(context.multiprocessors));
   if (!workspace.data())
     return Error{ErrorCode::kResourceExhausted, "no memory left on the card for the linears' workspace"};
   return std::unique_ptr<Linear>(
-      std::make_unique<CudaLinear>(context, std::move(*cublas), std::move(workspace)));
+      std::make_unique<CudaLinear>(context, backend, std::move(*cublas), std::move(workspace)));
 }
 
 }  // namespace sluice::cuda

@@ -1,5 +1,6 @@
-// out = x · wᵀ (+ bias), bf16 in, float32 sums, bf16 or f32 out. Weights are bf16 [N, K], row-major, one part,
-// K a multiple of 8, 256-byte aligned.
+// out = x · wᵀ (+ bias), bf16 in, float32 sums, bf16 or f32 out. Weights are [N, K], row-major, one part,
+// 256-byte aligned: bf16 with K a multiple of 8, or eight bits with scales (rows/quantized_weight.h), K and N
+// multiples of 16, that are multiplied with x quantized by rows.
 //
 // Two ways, chosen by a pure function of the shape (heuristics.h): a streaming kernel that reads weights at the
 // memory's pace for few rows, and cuBLASLt for many.
@@ -10,6 +11,7 @@
 #include "base/result.h"
 #include "tensor/backend.h"
 #include "tensor/cuda/device/context.h"
+#include "tensor/cuda/rows/quantized_rows.h"
 
 namespace sluice::cuda {
 
@@ -21,8 +23,18 @@ class Linear {
   // Once per weight of a model, at load; it stays where it is at least until tune().
   virtual void prepare(const Weight& w) = 0;
   // Once, after the last weight, with the card otherwise idle: tries algorithms for steps of this shape and
-  // keeps the best (tune.h; a second for a model of 8B). Takes memory while it lasts, and none for good.
+  // keeps the best (tune.h; a second for a model of 8B). Takes memory while it lasts.
   virtual void tune(const WorkspaceShape& shape) = 0;
+  // Once, before the first product with eight-bit weights: memory for x, of backend.alloc. Error: there is
+  // none.
+  virtual Status reserve(const WorkspaceShape& shape) = 0;
+
+  // What a kernel that writes a tensor from which products may follow is to do beside (eight_bit.h): write it
+  // quantized there, or nothing (null). Other writers of activations say so by `written`.
+  virtual const QuantizedRows* copy_wanted(const Tensor& out) = 0;
+  // Whether the tensor itself can be left unwritten then: none but eight-bit weights have so many columns.
+  virtual bool only_copy_wanted(const Tensor& out) const = 0;
+  virtual void written(const Tensor& out) = 0;
 };
 
 // Workspaces come from backend.alloc, now. Error: cuBLASLt cannot be loaded (says where it was looked for).

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "tensor/cuda/device/cuda_check.h"
+#include "tensor/cuda/rows/quantized_weight.h"
 #include "tensor/cuda/rows/rows.h"
 
 namespace sluice::cuda {
@@ -28,30 +29,39 @@ class Activations {
   ~Activations() {
     cudaFree(x_);
     cudaFree(out_);
+    cudaFree(scales_);
   }
   // Enough for every shape's products of at most so many rows; false: the card has no room for that.
   bool allocate(std::span<const TuneShape> shapes, int64_t most_rows) {
-    int64_t x = 0, out_bytes = 0;
+    int64_t x = 0, out_bytes = 0, scales = 1;
     for (const TuneShape& s : shapes)
       for (int64_t rows : s.rows) {
         if (rows > most_rows) continue;
         x = std::max(x, rows * s.k);
+        if (s.factors != Factors::bf16)
+          scales = std::max(scales, rows * ((s.k + kScaleBlock - 1) / kScaleBlock));
         out_bytes = std::max(out_bytes, rows * s.n * int64_t(dtype_size(s.out)));
       }
     x_elements_ = size_t(x);
-    if (cudaMalloc(&x_, size_t(x) * 2) == cudaSuccess && cudaMalloc(&out_, size_t(out_bytes)) == cudaSuccess)
+    if (cudaMalloc(&x_, size_t(x) * 2) == cudaSuccess && cudaMalloc(&out_, size_t(out_bytes)) == cudaSuccess &&
+        cudaMalloc(&scales_, size_t(scales) * sizeof(float)) == cudaSuccess) {
+      CUDA_CHECK(cudaMemset(scales_, 0, size_t(scales) * sizeof(float)));
       return true;
+    }
     cudaGetLastError();
     CUDA_CHECK(cudaFree(std::exchange(x_, nullptr)));
+    CUDA_CHECK(cudaFree(std::exchange(out_, nullptr)));
     return false;
   }
   void* x() const { return x_; }
   size_t x_elements() const { return x_elements_; }
   void* out() const { return out_; }
+  const float* scales() const { return static_cast<const float*>(scales_); }
 
  private:
   void* x_ = nullptr;
   void* out_ = nullptr;
+  void* scales_ = nullptr;
   size_t x_elements_ = 0;
 };
 
@@ -86,10 +96,15 @@ class Tuner {
 
   // The product of these rows by one of the shape's weights, the next one at each call.
   Product next(const TuneShape& shape, int64_t rows) {
-    return {{activations_.x(), DType::bf16, rows, shape.k, shape.k},
-            shape.weights[next_weight_++ % shape.weights.size()],
+    const size_t weight = next_weight_++ % shape.weights.size();
+    const bool eight = shape.factors != Factors::bf16;
+    return {{activations_.x(), eight ? DType::i8 : DType::bf16, rows, shape.k, shape.k},
+            shape.weights[weight],
             nullptr,
-            {activations_.out(), shape.out, rows, shape.n, shape.n}};
+            {activations_.out(), shape.out, rows, shape.n, shape.n},
+            shape.factors,
+            eight ? shape.scales[weight] : nullptr,
+            activations_.scales()};
   }
 
   void warm(const TuneShape& shape, int64_t rows) {

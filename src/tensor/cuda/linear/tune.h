@@ -17,9 +17,11 @@ namespace sluice::cuda {
 // the L2.
 struct TuneShape {
   int64_t n = 0, k = 0;
-  DType out = DType::bf16;
+  DType out = DType::bf16;  // i32 of int8 factors
   std::vector<int64_t> rows;
   std::vector<const void*> weights;
+  Factors factors = Factors::bf16;
+  std::vector<const float*> scales = {};  // of the weights, of eight-bit factors
 };
 
 struct Tuned {

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 
+#include "tensor/fp8.h"
 #include "tensor/half.h"
 
 namespace sluice::cuda {
@@ -43,11 +44,19 @@ void integers(const DecodedRow& row, size_t group, size_t cols, uint16_t* out) {
   }
 }
 
+void floats8(const DecodedRow& row, size_t group, size_t cols, uint16_t* out) {
+  for (size_t i = 0; i < cols; ++i) out[i] = f32_to_bf16(row.scale[i / group] * e4m3_to_f32(uint8_t(row.q[i])));
+}
+
 }  // namespace
 
 void decode_bf16(const RowSource& source, int64_t row, DecodedRow& scratch, uint16_t* out) {
   const WeightFormat format = source.format();
   const size_t cols = size_t(source.cols());
+  if (format.element == WeightElement::fp8) {
+    source.decode(row, scratch);
+    return floats8(scratch, size_t(format.group), cols, out);
+  }
   if (!format.is_float()) {
     CHECK(format.group > 0 && cols % size_t(format.group) == 0);
     source.decode(row, scratch);

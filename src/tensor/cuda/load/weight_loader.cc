@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -15,6 +17,7 @@
 #include "base/check.h"
 #include "tensor/cuda/device/cuda_check.h"
 #include "tensor/cuda/load/decode.h"
+#include "tensor/cuda/rows/quantized_weight.h"
 #include "tensor/cuda/rows/rows.h"
 
 namespace sluice::cuda {
@@ -50,6 +53,18 @@ void populate(const Piece& piece) {
 #endif
 }
 
+WeightFormat kept_together(std::span<const Backend::PackSource> sources) {
+  constexpr WeightFormat kBf16{WeightElement::bf16, 0, false};
+  std::optional<WeightFormat> all;
+  for (const Backend::PackSource& s : sources) {
+    const WeightFormat kept = kept_format(s.rows->format(), s.rows->rows(), s.rows->cols());
+    if (s.of_expert || (all && kept != *all)) return kBf16;
+    if (factors_of(kept) == Factors::fp8_blocks && !s.row_order.empty()) return kBf16;
+    all = kept;
+  }
+  return *all;
+}
+
 class Loader final : public WeightLoader {
  public:
   Loader(const Context& context, Backend& backend, const WeightLoaderOptions& options)
@@ -70,7 +85,9 @@ class Loader final : public WeightLoader {
   Status start();
   void work(std::span<Slot> slots);
   void run_pieces(std::span<Slot> slots, size_t& turn, DecodedRow& scratch);
+  void decode(const Piece& piece, int64_t row, DecodedRow& scratch, std::byte* out);
   std::vector<Piece> cut(std::span<const Backend::PackSource> sources, int64_t cols);
+  void make_up(const RowSource::Synthetic& synthetic, int64_t row, int64_t rows, int64_t cols);
   Error out_of_memory(size_t bytes) const;
 
   const Context& context_;
@@ -93,6 +110,9 @@ class Loader final : public WeightLoader {
   std::vector<Piece> pieces_;
   std::byte* target_ = nullptr;
   size_t row_bytes_ = 0;
+  Factors factors_ = Factors::bf16;  // as which it is kept
+  std::optional<QuantizedLayout> layout_;
+  std::vector<float> scales_;  // of eight bits, as they will lie on the card; each row's by whoever decodes it
   std::atomic<size_t> next_ = 0;
 };
 
@@ -151,13 +171,39 @@ void Loader::run_pieces(std::span<Slot> slots, size_t& turn, DecodedRow& scratch
     const Slot& slot = slots[turn++ % slots.size()];
     CUDA_CHECK(cudaEventSynchronize(slot.copied));
     populate(piece);
-    for (int64_t r = 0; r < piece.count; ++r)
-      decode_bf16(*piece.source->rows, stored_index(*piece.source, piece.first + r), scratch,
-                  reinterpret_cast<uint16_t*>(slot.data + size_t(r) * row_bytes_));
+    for (int64_t r = 0; r < piece.count; ++r) decode(piece, r, scratch, slot.data + size_t(r) * row_bytes_);
     CUDA_CHECK(cudaMemcpyAsync(target_ + size_t(piece.destination_row) * row_bytes_, slot.data,
                                size_t(piece.count) * row_bytes_, cudaMemcpyHostToDevice, stream_));
     CUDA_CHECK(cudaEventRecord(slot.copied, stream_));
   }
+}
+
+// The piece's row, as it is kept.
+void Loader::decode(const Piece& piece, int64_t row, DecodedRow& scratch, std::byte* out) {
+  const int64_t stored = stored_index(*piece.source, piece.first + row), place = piece.destination_row + row;
+  if (factors_ == Factors::bf16)
+    return decode_bf16(*piece.source->rows, stored, scratch, reinterpret_cast<uint16_t*>(out));
+  piece.source->rows->decode(stored, scratch);
+  CHECK(scratch.q.size() == row_bytes_);
+  std::memcpy(out, scratch.q.data(), row_bytes_);
+  if (factors_ != Factors::fp8_blocks)
+    scales_[size_t(place)] = scratch.scale[0];
+  else if (place % kScaleBlock == 0)
+    std::copy(scratch.scale.begin(), scratch.scale.end(),
+              scales_.begin() + place / kScaleBlock * layout_->scale_stride);
+}
+
+// Made up on the card: bf16, and then quantized by rows where eight bits are kept.
+void Loader::make_up(const RowSource::Synthetic& synthetic, int64_t row, int64_t rows, int64_t cols) {
+  std::byte* to = target_ + size_t(row) * row_bytes_;
+  if (factors_ == Factors::bf16)
+    return fill_random(context_, to, size_t(rows * cols), synthetic.seed, synthetic.deviation);
+  void* wide = nullptr;
+  CUDA_CHECK(cudaMallocAsync(&wide, size_t(rows * cols) * sizeof(uint16_t), context_.stream));
+  fill_random(context_, wide, size_t(rows * cols), synthetic.seed, synthetic.deviation);
+  auto* scales = reinterpret_cast<float*>(target_ + layout_->scales_at) + row;
+  quantize_rows(context_, {wide, DType::bf16, rows, cols, cols}, {to, scales, factors_, rows, cols, rows});
+  CUDA_CHECK(cudaFreeAsync(wide, context_.stream));
 }
 
 // Synthetic sources are filled here.
@@ -169,8 +215,7 @@ std::vector<Piece> Loader::cut(std::span<const Backend::PackSource> sources, int
   for (const Backend::PackSource& s : sources) {
     const int64_t rows = s.rows->rows();
     if (const auto synthetic = s.rows->synthetic())
-      fill_random(context_, target_ + size_t(row) * row_bytes_, size_t(rows * cols), synthetic->seed,
-                  synthetic->deviation);
+      make_up(*synthetic, row, rows, cols);
     else
       for (int64_t r = 0; r < rows; r += rows_each)
         pieces.push_back({&s, r, std::min(rows_each, rows - r), row + r});
@@ -210,15 +255,20 @@ Result<Weight> Loader::pack(std::span<const Backend::PackSource> sources) {
   if (threads_.empty())
     if (Status started = start(); !started) return std::move(started).error();
 
-  row_bytes_ = size_t(weight.cols) * sizeof(uint16_t);
-  const size_t bytes = size_t(weight.rows) * row_bytes_;
+  const WeightFormat kept = kept_together(sources);
+  factors_ = factors_of(kept);
+  layout_.emplace(factors_, weight.rows, weight.cols);
+  row_bytes_ = size_t(weight.cols) * size_t(factor_bytes(factors_));
+  const bool eight = factors_ != Factors::bf16, made_up = sources[0].rows->synthetic().has_value();
+  const size_t bytes = eight ? layout_->bytes : size_t(weight.rows) * row_bytes_;
+  scales_.assign(eight ? size_t(layout_->scale_count) : 0, 0.f);
   void* data = nullptr;
   // Not backend.alloc, which fills with zeros and waits for the stream, and so for the copies before.
   if (cudaMalloc(&data, bytes) != cudaSuccess) {
     cudaGetLastError();
     return out_of_memory(bytes);
   }
-  weight.parts.push_back({0, weight.rows, {WeightElement::bf16, 0, false}, Buffer(&backend_, data, bytes)});
+  weight.parts.push_back({0, weight.rows, kept, Buffer(&backend_, data, bytes)});
   target_ = static_cast<std::byte*>(data);
   auto pieces = cut(sources, weight.cols);
   std::unique_lock lock(mutex_);
@@ -228,6 +278,9 @@ Result<Weight> Loader::pack(std::span<const Backend::PackSource> sources) {
   ++round_;
   begin_.notify_all();
   end_.wait(lock, [&] { return working_ == 0; });
+  if (eight && !made_up)
+    CUDA_CHECK(cudaMemcpyAsync(target_ + layout_->scales_at, scales_.data(), scales_.size() * sizeof(float),
+                               cudaMemcpyHostToDevice, stream_));
   CUDA_CHECK(cudaEventRecord(sent_, stream_));
   CUDA_CHECK(cudaStreamWaitEvent(context_.stream, sent_));
   return weight;
@@ -251,6 +304,18 @@ void Loader::finish() {
 }
 
 }  // namespace
+
+WeightFormat kept_format(const WeightFormat& format, int64_t rows, int64_t cols) {
+  const bool aligned = rows % 16 == 0 && cols % 16 == 0, whole_rows = format.group >= cols;
+  if (aligned && whole_rows && format.element == WeightElement::fp8)
+    return {WeightElement::fp8, int(cols), false, 1};
+  if (aligned && whole_rows && format.element == WeightElement::int8 && !format.has_min)
+    return {WeightElement::int8, int(cols), false, 1};
+  if (format.element == WeightElement::fp8 && format.group == kScaleBlock && format.group_rows == kScaleBlock &&
+      rows % kScaleBlock == 0 && cols % kScaleBlock == 0)
+    return {WeightElement::fp8, int(kScaleBlock), false, int(kScaleBlock)};
+  return {WeightElement::bf16};
+}
 
 std::unique_ptr<WeightLoader> make_weight_loader(const Context& context, Backend& backend,
                                                  const WeightLoaderOptions& options) {

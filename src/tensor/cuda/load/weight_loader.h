@@ -38,4 +38,9 @@ struct WeightLoaderOptions {
 std::unique_ptr<WeightLoader> make_weight_loader(const Context& context, Backend& backend,
                                                  const WeightLoaderOptions& options = {});
 
+// As what a matrix of this format is kept on the card: eight bits where its scales are of whole rows, or of fp8
+// blocks of 128 x 128, and its sides are multiples of 16 (blocks: 128); else bf16. Matrices that are packed
+// together are kept as eight bits where all of them are, in the same way, and blocks' rows have their order.
+WeightFormat kept_format(const WeightFormat& format, int64_t rows, int64_t cols);
+
 }  // namespace sluice::cuda
