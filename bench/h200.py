@@ -1,7 +1,7 @@
 """Measures Sluice on one card: engine rows, a server with made-up weights under load, a start from files. Needs the binary, and
 numpy for the last.
 
-    python3 bench/h200.py [--sluice build/release/sluice] [--out $OUT] [--shape llama-3.1-8b] [--device cuda]
+    python3 bench/h200.py [--sluice build/release/sluice] [--out $OUT] [--shape llama-3.1-8b] [--quant fp8] [--device cuda]
                           [--only engine,serve,files] [--scale 1] [--budget 540]
 
 Compact tables go to standard output, every JSON object and the server's log to --out. Each part has a time limit of its
@@ -25,18 +25,43 @@ import urllib.request
 
 STARTED = time.monotonic()
 
-# name: (concurrency, input, output, requests, vLLM's QPS, tok/s, TTFT p50, ITL p50, ITL p99, end to end p50, p95)
+# name: (concurrency, input, output, requests)
 LOADS = {
-    "c1": (1, 512, 256, 8, 0.78, 199, 20, 4.95, 5.6, 1284, 1285),
-    "c8": (8, 512, 128, 64, 10.58, 1354, 88, 5.13, 7.1, 756, 773),
-    "c32": (32, 512, 128, 256, 28.20, 3609, 283, 5.79, 34.3, 1135, 1153),
-    "c128": (128, 512, 128, 1024, 49.33, 6314, 913, 8.89, 186.8, 2584, 2631),
-    "c256": (256, 512, 128, 1280, 50.53, 6468, 1706, 15.15, 197.5, 5009, 5221),
-    "1x4096": (1, 4096, 128, 6, 1.34, 171, 105, 5.11, 5.7, 748, 751),
-    "1x16384": (1, 16384, 128, 5, 0.85, 109, 499, 5.48, 6.3, 1177, 1184),
-    "1x32768": (1, 32768, 128, 4, 0.52, 66, 1207, 5.99, 7.1, 1940, 1941),
-    "c32 8192": (32, 8192, 256, 64, 3.19, 816, 880, 12.93, 220.5, 9859, 15560),
-    "c128 again": (128, 512, 128, 1024, 49.61, 6350, 743, 8.41, 186.2, 2569, 3096),
+    "c1": (1, 512, 256, 8),
+    "c8": (8, 512, 128, 64),
+    "c32": (32, 512, 128, 256),
+    "c128": (128, 512, 128, 1024),
+    "c256": (256, 512, 128, 1280),
+    "1x4096": (1, 4096, 128, 6),
+    "1x16384": (1, 16384, 128, 5),
+    "1x32768": (1, 32768, 128, 4),
+    "c32 8192": (32, 8192, 256, 64),
+    "c128 again": (128, 512, 128, 1024),
+}
+# By the weights' format, vLLM's QPS, tok/s, TTFT p50, ITL p50, ITL p99, end to end p50, p95.
+VLLM = {
+    "bf16": {
+        "c1": (0.78, 199, 20, 4.95, 5.6, 1284, 1285),
+        "c8": (10.58, 1354, 88, 5.13, 7.1, 756, 773),
+        "c32": (28.20, 3609, 283, 5.79, 34.3, 1135, 1153),
+        "c128": (49.33, 6314, 913, 8.89, 186.8, 2584, 2631),
+        "c256": (50.53, 6468, 1706, 15.15, 197.5, 5009, 5221),
+        "1x4096": (1.34, 171, 105, 5.11, 5.7, 748, 751),
+        "1x16384": (0.85, 109, 499, 5.48, 6.3, 1177, 1184),
+        "1x32768": (0.52, 66, 1207, 5.99, 7.1, 1940, 1941),
+        "c32 8192": (3.19, 816, 880, 12.93, 220.5, 9859, 15560),
+        "c128 again": (49.61, 6350, 743, 8.41, 186.2, 2569, 3096),
+    },
+    "fp8": {
+        "c1": (1.11, 285, 18, 3.45, 4.2, 897, 899),
+        "c8": (14.65, 1876, 77, 3.62, 5.3, 545, 556),
+        "c32": (37.00, 4736, 176, 4.79, 9.4, 865, 884),
+        "c128": (68.54, 8774, 581, 7.42, 114.5, 1857, 1905),
+        "c256": (68.30, 8743, 1154, 12.56, 126.4, 3542, 4238),
+        "1x16384": (1.18, 151, 362, 3.98, 4.5, 847, 849),
+        "c32 8192": (4.25, 1087, 596, 11.96, 150.7, 7392, 11238),
+        "c128 again": (67.80, 8678, 579, 7.04, 114.3, 1872, 1946),
+    },
 }
 ENGINE = {
     "decode, batch 1": ["--batch", "1", "--depth", "512,4096,16384,32768", "--prompt-tokens", "0", "--generate-tokens", "128"],
@@ -69,6 +94,10 @@ def run_json(args, command, name, limit):
     return json.loads(done.stdout)
 
 
+def dummy(args):
+    return ["--dummy", args.shape] + (["--quant", args.quant] if args.quant else [])
+
+
 def ms(value):
     return "-" if value is None else f"{value:.3f}" if value < 100 else f"{value:.1f}"
 
@@ -82,7 +111,7 @@ def engine(args):
     for name, flags in ENGINE.items():
         if args.engine and name not in args.engine.split(";"):
             continue
-        command = [args.sluice, "bench", "engine", "--dummy", args.shape, "--device", args.device, *flags,
+        command = [args.sluice, "bench", "engine", *dummy(args), "--device", args.device, *flags,
                    "--repeat", "3", "--json", *args.flags]
         begin = time.monotonic()
         answer = run_json(args, command, name, 75)
@@ -148,7 +177,7 @@ def running(args, model, name):
 
 
 def serve(args):
-    with running(args, ["--dummy", args.shape], "server") as (url, begin):
+    with running(args, dummy(args), "server") as (url, begin):
         if not url:
             return
         print(f"\nserver: {time.monotonic() - begin:.2f} s from start to ready")
@@ -225,7 +254,8 @@ def files(args):
 def loads(args, url):
     print(f"\n{'load':11}{'QPS':>8}{'tok/s':>8}{'TTFT p50':>9}{'p95':>7}{'ITL p50':>9}{'p99':>8}{'e2e p50':>9}{'p95':>7}{'p99':>7}"
           f"{'fail':>5}   of vLLM: QPS, ITL p99, e2e p95")
-    for name, (concurrency, tokens_in, tokens_out, requests, *vllm) in LOADS.items():
+    for name, (concurrency, tokens_in, tokens_out, requests) in LOADS.items():
+        vllm = VLLM.get(args.quant or "bf16", {}).get(name)
         if args.loads and name not in args.loads.split(","):
             continue
         count = max(concurrency, int(requests * args.scale))
@@ -238,8 +268,8 @@ def loads(args, url):
             continue
         ttft, itl, e2e = r["ttft_ms"], r["itl_ms"], r["e2e_ms"]
         print(f"{name:11}{r['qps']:>8.2f}{r['output_tok_s']:>8.0f}{ttft['p50']:>9.1f}{ttft['p95']:>7.0f}{itl['p50']:>9.3f}{itl['p99']:>8.2f}"
-              f"{e2e['p50']:>9.0f}{e2e['p95']:>7.0f}{e2e['p99']:>7.0f}{r['failed']:>5}   {r['qps'] / vllm[0]:.2f}, "
-              f"{itl['p99'] / vllm[4]:.2f}, {e2e['p95'] / vllm[6]:.2f}", flush=True)
+              f"{e2e['p50']:>9.0f}{e2e['p95']:>7.0f}{e2e['p99']:>7.0f}{r['failed']:>5}   "
+              + (f"{r['qps'] / vllm[0]:.2f}, {itl['p99'] / vllm[4]:.2f}, {e2e['p95'] / vllm[6]:.2f}" if vllm else "-"), flush=True)
         if r.get("first_error"):
             print("  first failure: " + r["first_error"])
 
@@ -249,6 +279,7 @@ def main():
     parser.add_argument("--sluice", default="build/release/sluice")
     parser.add_argument("--out", type=pathlib.Path, default=os.environ.get("OUT", "build/h200"))
     parser.add_argument("--shape", default="llama-3.1-8b")
+    parser.add_argument("--quant", default="", help="format of the made-up weights, as sluice's --quant (default: bf16)")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--port", type=int, default=18080)
     parser.add_argument("--only", default="engine,serve,files")

@@ -68,7 +68,7 @@ class Parser {
 
   CLI::App app_{"Serves Llama-class language models on any machine, and explains its own speed."};
   CommandLine line_;
-  std::string model_, dummy_, config_file_;
+  std::string model_, dummy_, quant_, config_file_;
   std::vector<std::string> settings_;  // --set KEY=VALUE
   double kv_gib_ = 0;
   CLI::Option* kv_gib_option_ = nullptr;
@@ -116,9 +116,11 @@ void Parser::add_dummy(CLI::App* app) {
          "Instead of MODEL, made-up weights of a shape: a name (smollm2-135m, qwen2.5-0.5b, llama-3.2-1b, "
          "llama-3.2-3b, llama-3-8b, llama-3.1-8b, llama-3.1-70b, qwen3-8b; null computes nothing and answers "
          "at "
-         "once) and a format (:int4 :int8 :bf16 "
+         "once) and a format (:int4 :int8 :w8a8 :fp8 :bf16 "
          ":f16 :f32; default: bf16 with --device cuda[:N], else int4)")
       ->type_name("SHAPE");
+  app->add_option("--quant", quant_, "The format of --dummy SHAPE, instead of SHAPE:FORMAT")
+      ->type_name("FORMAT");
 }
 
 void Parser::add_key(CLI::App* app, const std::string& flag, const char* key, const char* text) {
@@ -533,7 +535,14 @@ Status Parser::settle() {
       return Error{ErrorCode::kInvalidArgument, flag.flag + ": " + status.error().message};
   }
   if (!model_.empty()) config.model.path = model_;
-  if (dummy_.empty()) return {};
+  if (dummy_.empty())
+    return quant_.empty() ? Status()
+                          : Error{ErrorCode::kInvalidArgument, "--quant is the format of --dummy SHAPE"};
+  if (!quant_.empty()) {
+    if (dummy_.find(':') != std::string::npos)
+      return Error{ErrorCode::kInvalidArgument, "give --dummy SHAPE:FORMAT or --quant FORMAT, not both"};
+    dummy_ += ":" + quant_;
+  }
   if (!model_.empty()) return Error{ErrorCode::kInvalidArgument, "give MODEL or --dummy SHAPE, not both"};
   if (Result<std::unique_ptr<Checkpoint>> made = make_dummy_checkpoint(dummy_); !made)
     return std::move(made).error();

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "model/slots.h"
+#include "tensor/fp8.h"
 
 namespace sluice {
 namespace {
@@ -55,6 +56,13 @@ ModelSpec spec_of(const Shape& s) {
   return spec;
 }
 
+constexpr int kWholeRows = -1;  // columns of a group
+
+struct MadeUp {
+  WeightFormat format;
+  bool layers_only = false;  // embedding and head are bf16, as published checkpoints have them
+};
+
 uint64_t seed_of(std::string_view name) {  // FNV-1a
   uint64_t hash = 0xcbf29ce484222325u;
   for (const char c : name) hash = (hash ^ uint8_t(c)) * 0x100000001b3u;
@@ -85,9 +93,10 @@ class DummyRows final : public RowSource {
       for (int64_t i = 0; i < cols_; ++i) put(out.raw, size_t(i), (float(next()) - 127.5f) * step);
       return;
     }
-    const bool int4 = format_.element == WeightElement::int4;
+    const bool int4 = format_.element == WeightElement::int4, fp8 = format_.element == WeightElement::fp8;
     out.q.resize(size_t(cols_));
-    for (int8_t& q : out.q) q = int8_t(int4 ? next() & 15 : next() - 128);
+    for (int8_t& q : out.q)
+      q = int8_t(int4 ? next() & 15 : fp8 ? f32_to_e4m3(float(next()) - 127.5f) : next() - 128);
     out.scale.assign(size_t(cols_ / format_.group), step);
     out.min.assign(size_t(cols_ / format_.group), format_.has_min ? -7.5f * step : 0.f);
   }
@@ -169,7 +178,7 @@ constexpr const char* kChatTemplate =
 
 class DummyCheckpoint final : public Checkpoint {
  public:
-  DummyCheckpoint(const ModelSpec& spec, WeightFormat format, const std::string& shape)
+  DummyCheckpoint(const ModelSpec& spec, const MadeUp& format, const std::string& shape)
       : spec_(spec), path_(std::string(kDummyPrefix) + shape), format_(format) {
     for (const Slot& slot : slots_of(spec_)) slots_.emplace(slot.name, slot);
   }
@@ -187,7 +196,7 @@ class DummyCheckpoint final : public Checkpoint {
     if (at == slots_.end()) return nullptr;
     const Slot& slot = at->second;
     if (!slot.matrix) return std::make_unique<ConstantRow>(slot.cols, name.ends_with("bias") ? 0.f : 1.f);
-    return std::make_unique<DummyRows>(slot, format_);
+    return std::make_unique<DummyRows>(slot, format_of(slot));
   }
   std::vector<int32_t> row_order(std::string_view) const override { return {}; }
   void release(std::string_view) const override {}
@@ -199,29 +208,38 @@ class DummyCheckpoint final : public Checkpoint {
   }
 
  private:
-  WeightFormat format_of(const Slot& slot) const { return slot.matrix ? format_ : WeightFormat{}; }
+  WeightFormat format_of(const Slot& slot) const {
+    if (!slot.matrix) return {};
+    if (format_.layers_only && !slot.name.starts_with("blk.")) return {WeightElement::bf16};
+    WeightFormat format = format_.format;
+    if (format.group == kWholeRows) format.group = int(slot.cols);
+    return format;
+  }
 
   ModelSpec spec_;
   std::string path_;
-  WeightFormat format_;
+  MadeUp format_;
   std::map<std::string, Slot, std::less<>> slots_;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<Checkpoint>> make_dummy_checkpoint(const std::string& shape) {
-  static const std::map<std::string_view, WeightFormat> kFormats = {{"int4", {WeightElement::int4, 32, true}},
-                                                                    {"int8", {WeightElement::int8, 32, false}},
-                                                                    {"bf16", {WeightElement::bf16}},
-                                                                    {"f16", {WeightElement::f16}},
-                                                                    {"f32", {WeightElement::f32}}};
+  static const std::map<std::string_view, MadeUp> kFormats = {
+      {"int4", {{WeightElement::int4, 32, true}}},
+      {"int8", {{WeightElement::int8, 32, false}}},
+      {"w8a8", {{WeightElement::int8, kWholeRows}, true}},
+      {"fp8", {{WeightElement::fp8, kWholeRows}, true}},
+      {"bf16", {{WeightElement::bf16}}},
+      {"f16", {{WeightElement::f16}}},
+      {"f32", {{WeightElement::f32}}}};
   const size_t colon = shape.find(':');
   const std::string name = shape.substr(0, colon);
   const auto format =
       kFormats.find(colon == std::string::npos ? "int4" : std::string_view(shape).substr(colon + 1));
   if (format == kFormats.end())
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("--dummy {}: the format must be int4, int8, bf16, f16 or f32", shape)};
+                 fmt::format("--dummy {}: the format must be int4, int8, w8a8, fp8, bf16, f16 or f32", shape)};
   std::string known;
   for (const Shape& s : kShapes) {
     if (name == s.name)

@@ -13,6 +13,8 @@ namespace {
 TEST(DummyCheckpoint, HasEveryTensorInTheFormatAskedFor) {
   for (const auto& [shape, element] : {std::pair{"smollm2-135m", WeightElement::int4},
                                        {"smollm2-135m:int8", WeightElement::int8},
+                                       {"smollm2-135m:w8a8", WeightElement::int8},
+                                       {"smollm2-135m:fp8", WeightElement::fp8},
                                        {"smollm2-135m:bf16", WeightElement::bf16},
                                        {"smollm2-135m:f32", WeightElement::f32}}) {
     const auto checkpoint = make_dummy_checkpoint(shape);
@@ -33,7 +35,7 @@ TEST(DummyCheckpoint, HasEveryTensorInTheFormatAskedFor) {
 
 // What a device makes up and what the host makes up may differ in value, not in size.
 TEST(DummyCheckpoint, RowsHaveTheDeviationThatTheyName) {
-  for (const char* format : {"int4", "int8", "bf16", "f16", "f32"}) {
+  for (const char* format : {"int4", "int8", "w8a8", "fp8", "bf16", "f16", "f32"}) {
     const auto checkpoint = make_dummy_checkpoint(std::string("smollm2-135m:") + format);
     ASSERT_TRUE(checkpoint.ok());
     const auto rows = (*checkpoint)->rows("blk.1.ffn_down.weight");
@@ -50,6 +52,16 @@ TEST(DummyCheckpoint, RowsHaveTheDeviationThatTheyName) {
     EXPECT_NEAR(sum / n, 0, 0.03 * deviation) << format;
     EXPECT_NEAR(std::sqrt(squares / n), deviation, 0.03 * deviation) << format;
   }
+}
+
+// Eight bits with a scale for each row are of the layers' linears, as in published checkpoints.
+TEST(DummyCheckpoint, EightBitsLeaveEmbeddingAndHeadAlone) {
+  const auto checkpoint = make_dummy_checkpoint("llama-3.1-8b:fp8");
+  ASSERT_TRUE(checkpoint.ok());
+  for (const char* name : {"token_embd.weight", "output.weight"})
+    EXPECT_EQ((*checkpoint)->rows(name)->format(), (WeightFormat{WeightElement::bf16})) << name;
+  EXPECT_EQ((*checkpoint)->rows("blk.3.ffn_down.weight")->format(),
+            (WeightFormat{WeightElement::fp8, 14336, false}));
 }
 
 TEST(DummyCheckpoint, TensorsDifferAndNormsAreOne) {
