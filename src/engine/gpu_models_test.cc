@@ -240,7 +240,7 @@ TEST(GpuPrecisions, GreedyThroughTheEngine) {
   TestRun judge(model, open_device());
   int sequence = 0;
   for (const auto& [precision, tolerance] :
-       {std::pair{"bf16", kTolerance}, {"int8", 0.05}, {"fp8", 0.1}, {"int4", 0.2}, {"tiered", 0.2}}) {
+       {std::pair{"bf16", kOfBf16}, {"int8", 0.05}, {"fp8", 0.1}, {"int4", 0.2}, {"tiered", 0.2}}) {
     if (device() == "cpu" && precision == std::string("fp8")) continue;
     SCOPED_TRACE(precision);
     KvSettings kv;
