@@ -128,6 +128,15 @@ def test_bench_engine_has_the_promised_shape():
         assert all(row[k] > 0 for k in ("prefill_tok_s", "decode_tok_s", "prefill_ms", "step_ms", "bandwidth_share", "compute_share"))
 
 
+def test_bench_engine_fills_the_cache_in_the_precision_asked_for():
+    done = run_sluice("bench", "engine", "--dummy", "smollm2-135m:int8", "--device", "cpu", "--kv-precision", "int8", "--prompt-tokens", "4",
+                      "--generate-tokens", "2", "--batch", "1,2", "--depth", "0,256", "--repeat", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    shares = {(r["batch"], r["depth"]): r["kv_share"] for r in json.loads(done.stdout)["results"]}
+    assert shares[1, 0] == shares[2, 0] == 1
+    assert 0.5 < shares[1, 256] < 0.8 and 0.5 < shares[2, 256] < 0.8  # the first and the newest block stay in full
+
+
 def test_bench_engine_runs_a_made_up_model():
     done = run_sluice("bench", "engine", "--dummy", "smollm2-135m:int8", "--prompt-tokens", "4", "--generate-tokens", "1", "--repeat", "1", "--json")
     assert done.returncode == 0, done.stderr

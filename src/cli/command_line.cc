@@ -371,7 +371,8 @@ void Parser::add_bench() {
               "  sluice bench engine MODEL --prompt-tokens 512 --generate-tokens 64\n"
               "  sluice bench engine MODEL --batch 1,4,16 --depth 0,1024 --threads 2 --json\n"
               "  sluice bench engine --dummy llama-3.2-1b:int4 --batch 1\n"
-              "  sluice bench engine --dummy llama-3.1-8b --device cuda --batch 1,32,128\n");
+              "  sluice bench engine --dummy llama-3.1-8b --device cuda --batch 1,32,128\n"
+              "  sluice bench engine --dummy llama-3.1-8b --device cuda --kv-precision tiered --depth 4096,32768\n");
   add_model(engine, false);
   add_dummy(engine);
   engine->add_option("--prompt-tokens", e.prompt_tokens, "Lengths of prompt to prefill")
@@ -389,6 +390,7 @@ void Parser::add_bench() {
       ->delimiter(',')
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
+  add_key(engine, "--kv-precision", "kv.precision");
   engine->add_option("--repeat", e.repeat, "Runs of each; the median counts")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
