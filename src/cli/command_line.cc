@@ -366,13 +366,13 @@ void Parser::add_bench() {
       "  sluice bench simulate --dummy llama-3.1-8b --card h200 --arrivals poisson:40\n");
 
   BenchEngineOptions& e = line_.bench_engine;
-  CLI::App* engine =
-      command(*bench, "engine", Command::bench_engine, "Prefill and decode speed at batch sizes and depths",
-              "  sluice bench engine MODEL --prompt-tokens 512 --generate-tokens 64\n"
-              "  sluice bench engine MODEL --batch 1,4,16 --depth 0,1024 --threads 2 --json\n"
-              "  sluice bench engine --dummy llama-3.2-1b:int4 --batch 1\n"
-              "  sluice bench engine --dummy llama-3.1-8b --device cuda --batch 1,32,128\n"
-              "  sluice bench engine --dummy llama-3.1-8b --device cuda --kv-precision tiered --depth 4096,32768\n");
+  CLI::App* engine = command(
+      *bench, "engine", Command::bench_engine, "Prefill and decode speed at batch sizes and depths",
+      "  sluice bench engine MODEL --prompt-tokens 512 --generate-tokens 64\n"
+      "  sluice bench engine MODEL --batch 1,4,16 --depth 0,1024 --threads 2 --json\n"
+      "  sluice bench engine --dummy llama-3.2-1b:int4 --batch 1\n"
+      "  sluice bench engine --dummy llama-3.1-8b --device cuda --batch 1,32,128\n"
+      "  sluice bench engine --dummy llama-3.1-8b --device cuda --kv-precision tiered --depth 4096,32768\n");
   add_model(engine, false);
   add_dummy(engine);
   engine->add_option("--prompt-tokens", e.prompt_tokens, "Lengths of prompt to prefill")
