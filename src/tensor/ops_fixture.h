@@ -167,9 +167,9 @@ struct AttentionSettings {
   float softcap = 0;
 };
 
-// Stores the step's keys and values and attends; qkv [T, width] is changed. Returns [T, H * D].
+// Stores the step's keys and values and, where wanted, attends; qkv [T, width] is changed. Returns [T, H * D].
 inline std::vector<float> store_and_attend(Lab& lab, const Step& step, const Heads& h, std::vector<float>& qkv,
-                                           const AttentionSettings& settings) {
+                                           const AttentionSettings& settings, bool attends = true) {
   const BatchInput batch = step.batch();
   std::vector<float> inv_freq(size_t(h.head_dim / 2));
   for (size_t i = 0; i < inv_freq.size(); ++i)
@@ -179,6 +179,7 @@ inline std::vector<float> store_and_attend(Lab& lab, const Step& step, const Hea
   lab.backend->rope_store_kv({all, batch, lab.geometry, lab.kv, h.heads, nullptr, nullptr, 1e-6f,
                               h.head_dim / 2 * 2, inv_freq.data(), 1.0f});
   std::vector<float> out(size_t(batch.tokens) * size_t(h.heads * h.head_dim));
+  if (!attends) return out;
   lab.backend->attention({all.columns(0, h.heads * h.head_dim), batch, lab.geometry, lab.kv, h.heads,
                           1 / std::sqrt(float(h.head_dim)), settings.window, settings.softcap,
                           view(out, batch.tokens, h.heads * h.head_dim)});

@@ -36,6 +36,11 @@ struct SparseDecode {
     const int always = std::min(blocks, blocks - first_recent(length, block_tokens) + 1);
     return std::clamp(int(std::ceil(keep_share * float(blocks))), always, blocks);
   }
+  // Tokens in these: the last block is among them and may not be whole.
+  int kept_tokens(int length, int block_tokens) const {
+    const int blocks = (length + block_tokens - 1) / block_tokens;
+    return length - (blocks - kept(length, block_tokens)) * block_tokens;
+  }
 };
 
 }  // namespace sluice

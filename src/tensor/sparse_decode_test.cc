@@ -23,6 +23,7 @@ TEST(SparseDecode, KeepsTheShareAndNeverLessThanTheFirstAndTheRecent) {
   EXPECT_EQ(quarter.kept(16 * 3, 16), 3);
   EXPECT_EQ(quarter.kept(64 * 10, 64), 3);
   EXPECT_EQ((SparseDecode{1, 1.0f}.kept(1000, 16)), 63);
+  EXPECT_EQ(quarter.kept_tokens(16 * 100 + 3, 16), 25 * 16 + 3);
   EXPECT_EQ((SparseDecode{1, 0.0f}.kept(16 * 100, 16)), 5);
 }
 

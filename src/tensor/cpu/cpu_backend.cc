@@ -56,9 +56,7 @@ class CpuBackend final : public Backend {
 
   DType activation_dtype() const override { return DType::f32; }
   DType kv_dtype() const override { return DType::f16; }
-  size_t kv_block_bytes(const KvGeometry& g) const override {
-    return PageLayout(g).block_bytes(g.layers_per_group);
-  }
+  size_t kv_block_bytes(const KvGeometry& g) const override { return PageLayout(g).block_bytes(); }
 
   Result<Weight> pack(std::span<const PackSource> sources) override {
     return pack_weight(*this, team_, isa_, sources);
@@ -83,6 +81,7 @@ class CpuBackend final : public Backend {
   void copy_blocks(std::byte* pool, size_t bytes,
                    std::span<const std::pair<int32_t, int32_t>> from_to) override;
   bool has_kv_tier(KvTier tier) const override { return tier != KvTier::fp8; }
+  bool has_sparse_decode() const override { return true; }
   void move_blocks(const MoveBlocksArgs& a) override { attention_.move_blocks(a); }
   void finish_step() override {}
 
@@ -115,6 +114,7 @@ class CpuBackend final : public Backend {
 
 Status CpuBackend::reserve(const WorkspaceShape& s) {
   attention_.reserve(s.max_tokens, s.max_heads, s.head_dim, s.max_context);
+  if (s.kv.sparse.on()) attention_.reserve_sparse(s.max_sequences, s.max_heads, s.max_context, s.kv);
   angles_.reserve(s.max_tokens, s.head_dim);
   linear_scratch_ = alloc(linear_scratch_bytes(isa_, s.max_tokens, s.max_columns));
   samplers_.resize(size_t(std::min(team_.size(), kMaxSamplers)));

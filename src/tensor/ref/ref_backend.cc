@@ -293,6 +293,7 @@ class RefBackend final : public Backend {
     for (auto [from, to] : from_to) std::memcpy(pool + size_t(to) * bytes, pool + size_t(from) * bytes, bytes);
   }
   bool has_kv_tier(KvTier) const override { return true; }
+  bool has_sparse_decode() const override { return true; }
   void move_blocks(const MoveBlocksArgs& a) override {
     for (int i = 0; i < a.batch.move_count; ++i)
       for (int layer = 0; layer < a.geometry.layers_per_group; ++layer)
@@ -318,6 +319,46 @@ class RefBackend final : public Backend {
     }
   }
 
+  // Which of its sequence's blocks row t reads of kv head g: all, but where decode is sparse. Bounds are taken
+  // from the keys as they are kept now.
+  static std::vector<bool> blocks_read(const AttentionArgs& a, int t, int g) {
+    const SparseDecode& sparse = a.geometry.sparse;
+    const int s = a.batch.row_sequence[t], rows = a.batch.row_starts[s + 1] - a.batch.row_starts[s];
+    const int bt = a.geometry.block_tokens, length = a.batch.positions[t] + 1, blocks = (length + bt - 1) / bt;
+    std::vector<bool> reads(size_t(blocks), !sparse.applies(rows, length, a.window));
+    if (reads[0]) return reads;
+    const int recent = SparseDecode::first_recent(length, bt), group = a.heads / a.geometry.kv_heads;
+    std::vector<std::pair<double, int>> scores;
+    for (int b = 1; b < recent; ++b) {
+      double best = -INFINITY;
+      for (int h = g * group; h < (g + 1) * group; ++h) best = std::max(best, most_of(a, t, h, b));
+      scores.emplace_back(best, b);
+    }
+    std::sort(scores.rbegin(), scores.rend());
+    for (int i = 0; i < sparse.kept(length, bt) - (blocks - recent) - 1; ++i)
+      reads[size_t(scores[size_t(i)].second)] = true;
+    reads[0] = true;
+    for (int b = recent; b < blocks; ++b) reads[size_t(b)] = true;
+    return reads;
+  }
+  // What row t's head h could make at most of any key within the bounds of block b.
+  static double most_of(const AttentionArgs& a, int t, int h, int b) {
+    const int head_dim = a.geometry.head_dim, bt = a.geometry.block_tokens;
+    const int32_t block = block_of(a.batch, a.kv.group, t, b * bt, bt);
+    const KvView kv{a.geometry, a.kv};
+    double sum = 0;
+    for (int d = 0; d < head_dim; ++d) {
+      float low = INFINITY, high = -INFINITY;
+      for (int p = 0; p < bt; ++p) {
+        const float key = kv.load(block, false, h / (a.heads / a.geometry.kv_heads), p, d);
+        low = std::min(low, key), high = std::max(high, key);
+      }
+      const double q = a.q.row<float>(t)[h * head_dim + d];
+      sum += std::max(q * low, q * high);
+    }
+    return sum;
+  }
+
   void attend(const AttentionArgs& a, int t, int h) {
     const int head_dim = a.geometry.head_dim, g = h / (a.heads / a.geometry.kv_heads);
     if (is_padding(a.batch, t)) {
@@ -328,9 +369,12 @@ class RefBackend final : public Backend {
     const int position = a.batch.positions[t];
     const int first = a.window > 0 ? std::max(0, position - a.window + 1) : 0;
     const float* q = a.q.row<float>(t) + h * head_dim;
-    std::vector<double> scores(size_t(position + 1 - first));
+    const std::vector<bool> reads = blocks_read(a, t, g);
+    const auto skipped = [&](int p) { return !reads[size_t(p / a.geometry.block_tokens)]; };
+    std::vector<double> scores(size_t(position + 1 - first), -INFINITY);
     double max = -INFINITY, sum = 0;
     for (int p = first; p <= position; ++p) {
+      if (skipped(p)) continue;
       const int32_t block = block_of(a.batch, a.kv.group, t, p, a.geometry.block_tokens);
       double dot = 0;
       for (int d = 0; d < head_dim; ++d) {
@@ -344,6 +388,7 @@ class RefBackend final : public Backend {
     for (double& s : scores) sum += s = std::exp(s - max);
     std::vector<double> out(size_t(head_dim), 0);
     for (int p = first; p <= position; ++p) {
+      if (skipped(p)) continue;
       const int32_t block = block_of(a.batch, a.kv.group, t, p, a.geometry.block_tokens);
       for (int d = 0; d < head_dim; ++d) {
         out[size_t(d)] +=

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
+
+#include "tensor/cpu/attention/key_bounds.h"
 
 namespace sluice::cpu {
 namespace {
@@ -35,6 +38,10 @@ struct Attention::Member {
   std::vector<float> memory;
   TileScratch scratch;
   TileState next, state;
+  // Of choose_blocks.
+  std::vector<float> scores;              // [blocks]
+  std::vector<int32_t> order;             // [blocks]
+  std::vector<float> positive, negative;  // [heads, padded D] parts of the queries
   uint16_t* pages;  // [kChunkPages] of keys and values, where the cache has them in a small tier
   const float* q_rows[kTileRows];
   float* out_rows[kTileRows];
@@ -68,6 +75,18 @@ void Attention::reserve(int max_tokens, int max_heads, int head_dim, int max_con
   begin_step();
 }
 
+void Attention::reserve_sparse(int max_sequences, int max_heads, int max_context, const KvGeometry& g) {
+  chosen_stride_ = size_t(max_context / g.block_tokens + 1);
+  chosen_ = ZeroedArray<int32_t>(size_t(max_sequences) * size_t(g.kv_heads) * chosen_stride_);
+  whole_blocks_.reserve(size_t(max_tiles_));  // fewer than the step's tokens
+  for (auto& member : members_) {
+    member->scores.resize(chosen_stride_);
+    member->order.resize(chosen_stride_);
+    member->positive.resize(size_t(max_heads) * size_t(padded_head(g.head_dim)));
+    member->negative.resize(member->positive.size());
+  }
+}
+
 void Attention::begin_step() { plans_used_ = 0; }
 
 const Plan& Attention::plan_for(const AttentionArgs& a) {
@@ -82,7 +101,7 @@ const Plan& Attention::plan_for(const AttentionArgs& a) {
   p.heads = a.heads;
   p.kv_heads = kv_heads;
   plan_attention({a.batch.sequences, a.batch.row_starts, a.batch.positions, a.heads / kv_heads, kv_heads,
-                  a.window, team_.size(), max_partial_rows_},
+                  a.window, team_.size(), max_partial_rows_, a.geometry.sparse, a.geometry.block_tokens},
                  p.plan);
   CHECK(p.plan.tiles.size() <= size_t(max_tiles_), "more rows or heads than reserved");
   return p.plan;
@@ -91,6 +110,14 @@ const Plan& Attention::plan_for(const AttentionArgs& a) {
 void Attention::run(const AttentionArgs& a) {
   CHECK(a.geometry.head_dim <= head_dim_ && a.heads % a.geometry.kv_heads == 0);
   const Plan& plan = plan_for(a);
+  if (a.geometry.sparse.on() && a.window == 0) {
+    bound_blocks(a);
+    if (plan.sparse)
+      team_.run_tasks(int(plan.tiles.size()), [&](int i, int member) {
+        const Tile& tile = plan.tiles[size_t(i)];
+        if (tile.sparse && tile.row_begin == 0) choose_blocks(a, tile, *members_[size_t(member)]);
+      });
+  }
   for (size_t i = 0; i < plan.tiles.size(); ++i) {
     const Tile& t = plan.tiles[i];
     if (t.first_partial >= 0) chunks_left_[i].store(t.chunk_end - t.chunk_begin, std::memory_order_relaxed);
@@ -121,6 +148,8 @@ void Attention::gather_rows(const AttentionArgs& a, const Tile& tile, Member& m)
     m.q_rows[i] = a.q.row<float>(row) + int64_t(head) * a.geometry.head_dim;
     m.out_rows[i] = a.out.row<float>(row) + int64_t(head) * a.geometry.head_dim;
     m.positions[i] = a.batch.positions[row];
+    if (tile.sparse)
+      m.positions[i] = a.geometry.sparse.kept_tokens(m.positions[i] + 1, a.geometry.block_tokens) - 1;
     // Rows lie a stride apart and were last written by other cores: fetch them all at once, not one after the
     // other.
     for (int d = 0; d < a.geometry.head_dim; d += 16) {
@@ -155,7 +184,8 @@ void Attention::run_chunk(const AttentionArgs& a, const Tile& tile, int chunk, M
   const int32_t* table = a.batch.tables[a.kv.group] + int64_t(tile.sequence) * a.batch.table_stride;
   for (int p = c.page_begin; p < c.page_end; ++p) {
     const int page = chunk * kChunkPages + p;
-    const KvRef block = table[page / layout.strip.pages];
+    const int index = page / layout.strip.pages;
+    const KvRef block = table[tile.sparse ? chosen(a, tile)[index] : index];
     CHECK(block >= 0, "attention reached a block behind the window");
     const int inside = page % layout.strip.pages;
     uint16_t* keys = m.pages + size_t(p) * layout.strip.page_values() * 2;
@@ -204,6 +234,62 @@ void Attention::join(const AttentionArgs& a, const Tile& tile, Member& m) {
   kernels_.finish(state, tile.rows, head_dim, m.out_rows);
 }
 
+// The lowest and highest key per channel of each block that became whole in this step.
+void Attention::bound_blocks(const AttentionArgs& a) {
+  const PageLayout layout(a.geometry);
+  const int block_tokens = a.geometry.block_tokens, kv_heads = a.geometry.kv_heads;
+  whole_blocks_.clear();
+  for (int s = 0; s < a.batch.sequences; ++s) {
+    const int rows = a.batch.row_starts[s + 1] - a.batch.row_starts[s];
+    if (rows == 0 || a.batch.kv_lengths[s] == 0) continue;
+    const int first = a.batch.positions[a.batch.row_starts[s]];
+    for (int b = first / block_tokens; b < (first + rows) / block_tokens; ++b) whole_blocks_.push_back({s, b});
+  }
+  if (whole_blocks_.empty()) return;
+  team_.run_tasks(int(whole_blocks_.size()) * kv_heads, [&](int task, int) {
+    const auto [s, index] = whole_blocks_[size_t(task / kv_heads)];
+    const int head = task % kv_heads;
+    const KvRef block = a.batch.tables[a.kv.group][int64_t(s) * a.batch.table_stride + index];
+    CHECK(kv_tier(block) == KvTier::full, "rows are stored in full blocks");
+    const uint16_t* pages[kChunkPages];
+    CHECK(layout.strip.pages <= kChunkPages);
+    for (int p = 0; p < layout.strip.pages; ++p) pages[p] = layout.keys(a.kv, block, p, head);
+    bound_keys(layout.strip, pages, layout.bounds(a.kv, block, head));
+  });
+}
+
+void Attention::choose_blocks(const AttentionArgs& a, const Tile& tile, Member& m) {
+  const PageLayout layout(a.geometry);
+  const SparseDecode& sparse = a.geometry.sparse;
+  const int group = a.heads / a.geometry.kv_heads, row = a.batch.row_starts[tile.sequence];
+  const int length = a.batch.positions[row] + 1, block_tokens = a.geometry.block_tokens;
+  const int blocks = (length + block_tokens - 1) / block_tokens;
+  const int recent = SparseDecode::first_recent(length, block_tokens), kept = sparse.kept(length, block_tokens);
+  if (kept == blocks) {
+    std::iota(chosen(a, tile), chosen(a, tile) + blocks, 0);
+    return;
+  }
+  const int candidates = recent - 1, wanted = kept - (blocks - recent) - 1;
+  const float* q = a.q.row<float>(row) + int64_t(tile.kv_head) * group * a.geometry.head_dim;
+  split_queries(q, group, layout.strip, m.positive.data(), m.negative.data());
+  const int32_t* table = a.batch.tables[a.kv.group] + int64_t(tile.sequence) * a.batch.table_stride;
+  for (int b = 1; b <= candidates; ++b) {
+    m.scores[size_t(b)] = bounded_score(layout.bounds(a.kv, table[b], tile.kv_head), group, layout.strip,
+                                        m.positive.data(), m.negative.data());
+    m.order[size_t(b) - 1] = b;
+  }
+  const auto first = m.order.begin();
+  std::nth_element(first, first + wanted, first + candidates, [&](int32_t x, int32_t y) {
+    const float of_x = m.scores[size_t(x)], of_y = m.scores[size_t(y)];
+    return of_x != of_y ? of_x > of_y : x > y;
+  });
+  std::sort(first, first + wanted);
+  int32_t* out = chosen(a, tile);
+  *out++ = 0;
+  out = std::copy(first, first + wanted, out);
+  for (int b = recent; b < blocks; ++b) *out++ = b;
+}
+
 void Attention::move_blocks(const MoveBlocksArgs& a) {
   const PageLayout layout(a.geometry);
   const int strips = a.geometry.layers_per_group * a.geometry.kv_heads;
@@ -220,6 +306,8 @@ void Attention::move_strip(const MoveBlocksArgs& a, const PageLayout& layout, co
   const int head = strip % layout.kv_heads;
   const StripShape& shape = layout.strip;
   const KvTier from = kv_tier(move.from), to = kv_tier(move.to);
+  if (layout.bounded)
+    std::memcpy(layout.bounds(kv, move.to, head), layout.bounds(kv, move.from, head), layout.bounds_bytes());
   if (from == to && from != KvTier::full) {
     std::memcpy(layout.strip_of(kv, move.to, head), layout.strip_of(kv, move.from, head),
                 layout.strip_bytes(to));

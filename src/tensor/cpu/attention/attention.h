@@ -24,6 +24,8 @@ class Attention {
   ~Attention();
   // Sizes all scratch. head_dim is the widest head, max_context the longest sequence.
   void reserve(int max_tokens, int max_heads, int head_dim, int max_context);
+  // The same for geometries with sparse decode.
+  void reserve_sparse(int max_sequences, int max_heads, int max_context, const KvGeometry& geometry);
   void begin_step();  // the batch changes: plans of the last step are forgotten
   void run(const AttentionArgs& a);
   void move_blocks(const MoveBlocksArgs& a);
@@ -43,6 +45,12 @@ class Attention {
   void gather_rows(const AttentionArgs& a, const Tile& tile, Member& m);
   void move_strip(const MoveBlocksArgs& a, const PageLayout& layout, const KvMove& move, int strip, Member& m);
   TileState partial(const Tile& tile, int chunk);
+  void bound_blocks(const AttentionArgs& a);
+  void choose_blocks(const AttentionArgs& a, const Tile& tile, Member& m);
+  int32_t* chosen(const AttentionArgs& a, const Tile& tile) {
+    return chosen_.data() +
+           (size_t(tile.sequence) * size_t(a.geometry.kv_heads) + size_t(tile.kv_head)) * chosen_stride_;
+  }
 
   Team& team_;
   const ChunkKernels& kernels_;
@@ -56,6 +64,12 @@ class Attention {
   ZeroedArray<float> partial_acc_;  // [max_partial_rows, padded D]
   ZeroedArray<float> partial_max_, partial_sum_;
   std::unique_ptr<std::atomic<int32_t>[]> chunks_left_;  // per tile
+  ZeroedArray<int32_t> chosen_;  // [S, G, chosen_stride] blocks that a sparse tile reads, ascending
+  size_t chosen_stride_ = 0;
+  struct WholeBlock {
+    int32_t sequence, block;
+  };
+  std::vector<WholeBlock> whole_blocks_;  // that this step made whole
 };
 
 }  // namespace sluice::cpu

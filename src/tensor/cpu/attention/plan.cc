@@ -19,7 +19,9 @@ int64_t tile_cost(const Tile& t) {
 void add_tiles(const PlanInput& in, int s, Plan& out) {
   const int tokens = in.row_starts[s + 1] - in.row_starts[s];
   if (tokens == 0) return;
-  const int first_position = in.positions[in.row_starts[s]];
+  int first_position = in.positions[in.row_starts[s]];
+  const bool sparse = in.sparse.applies(tokens, first_position + 1, in.window);
+  if (sparse) first_position = in.sparse.kept_tokens(first_position + 1, in.block_tokens) - 1;
   const int rows = tokens * in.group;
   const int tile_rows = in.group <= kTileRows ? kTileRows / in.group * in.group : kTileRows;
   for (int g = 0; g < in.kv_heads; ++g) {
@@ -28,7 +30,7 @@ void add_tiles(const PlanInput& in, int s, Plan& out) {
       const int count = std::min(tile_rows, rows - begin);
       const int first = first_seen(first_position + begin / in.group, in.window);
       const int last = first_position + (begin + count - 1) / in.group;
-      out.tiles.push_back({s, g, begin, count, first / kChunkTokens, last / kChunkTokens + 1, -1});
+      out.tiles.push_back({s, g, begin, count, first / kChunkTokens, last / kChunkTokens + 1, -1, sparse});
     }
   }
 }
@@ -39,8 +41,9 @@ void plan_attention(const PlanInput& in, Plan& out) {
   out.tiles.clear();
   out.items.clear();
   out.cost = 0;
+  out.sparse = false;
   for (int s = 0; s < in.sequences; ++s) add_tiles(in, s, out);
-  for (const Tile& t : out.tiles) out.cost += tile_cost(t);
+  for (const Tile& t : out.tiles) out.cost += tile_cost(t), out.sparse |= t.sparse;
   const int64_t share = out.cost / (int64_t(in.threads) * kPiecesPerThread);
   int64_t partial_rows = 0;
   for (size_t i = 0; i < out.tiles.size(); ++i) {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "tensor/sparse_decode.h"
+
 namespace sluice::cpu {
 
 // Query rows of one sequence that read one kv head. A row is (query token, head of the group): row r of a
@@ -15,6 +17,7 @@ struct Tile {
   int32_t row_begin, rows;
   int32_t chunk_begin, chunk_end;  // chunks that any of its rows sees
   int32_t first_partial;  // index of its first partial row, where the chunks are worked on apart; else -1
+  bool sparse = false;    // one token's rows, whose chunks are of the blocks chosen for it, put together
 };
 
 struct Item {
@@ -31,12 +34,15 @@ struct PlanInput {
   int window;  // 0: none
   int threads;
   int64_t max_partial_rows;  // room for partial results
+  SparseDecode sparse{};
+  int block_tokens = 0;  // needed with sparse
 };
 
 struct Plan {
   std::vector<Tile> tiles;
   std::vector<Item> items;  // in the order to start them: what takes long first
   int64_t cost = 0;         // token-rows, about
+  bool sparse = false;      // any tile is
 };
 
 // Tokens a row at `position` sees: [first_seen, position].
