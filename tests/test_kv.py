@@ -75,6 +75,93 @@ def test_what_the_device_lacks_and_what_contradicts_itself_is_refused():
     assert both.returncode == 2 and "kv.allocation" in both.stderr
 
 
+def other_prompt(number):
+    return " ".join(f"Line {i} of book {number} is about {i + number} things." for i in range(60))
+
+
+def outside(tmp_path, *more):
+    """A pool of some 2,600 tokens, host memory for more than 10,000, and files."""
+    return ("--ctx", "2048", "--max-sequences", "2", "--set", "engine.kv_bytes=60000000", "--set", "kv.host_bytes=300000000",
+            "--set", f"kv.disk_path={tmp_path}", *more)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_prefixes_come_back_from_host_memory_and_after_a_restart_from_files(start, tmp_path, precision):
+    settings = outside(tmp_path, "--set", f"kv.precision={precision}")
+    server = start(SMOLLM2, *settings)
+    first = complete(server, tokens=16)
+    for number in range(5 if precision == "bf16" else 9):
+        complete(server, other_prompt(number), tokens=4)
+    assert labelled(server, "sluice_prefix_cache_restored_tokens_total", "from") == {"host": 0, "disk": 0}
+    again = complete(server, tokens=16)
+    restored = labelled(server, "sluice_prefix_cache_restored_tokens_total", "from")
+    assert restored["host"] > 500 and restored["disk"] == 0
+    if precision == "bf16":
+        assert again == first, "a block that comes back is the block that went"
+    assert labelled(server, "sluice_kv_outside_blocks", "where")["host"] > 0
+    assert server.stop()[0] == 0
+    assert any(tmp_path.rglob("*.kv"))
+
+    server = start(SMOLLM2, *settings)
+    assert labelled(server, "sluice_kv_outside_blocks", "where")["disk"] > 0
+    assert complete(server, tokens=16) == again or precision != "bf16"
+    assert labelled(server, "sluice_prefix_cache_restored_tokens_total", "from")["disk"] > 500
+    status, log = server.stop()
+    assert status == 0 and "are there from before" in log
+
+
+def test_corrupt_files_are_computed_again_and_a_disk_that_fails_is_said_once(start, tmp_path):
+    server = start(SMOLLM2, *outside(tmp_path))
+    first = complete(server, tokens=8)
+    assert server.stop()[0] == 0
+    for file in tmp_path.rglob("*.kv"):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    server = start(SMOLLM2, *outside(tmp_path))
+    assert complete(server, tokens=8) == first
+    assert labelled(server, "sluice_kv_disk_errors_total", "kind")["corrupt"] > 0
+    status, log = server.stop()
+    assert status == 0 and log.count("checksum differs") == 1
+
+    nowhere = tmp_path / "a_file"
+    nowhere.write_text("where a folder should be")
+    server = start(SMOLLM2, *outside(nowhere))
+    assert complete(server, tokens=8) == first
+    assert until(lambda: labelled(server, "sluice_kv_disk_errors_total", "kind")["write"] > 1)
+    status, log = server.stop()
+    assert status == 0 and log.count("cannot write") == 1
+
+
+def test_long_contexts_are_decoded_over_a_part_of_their_blocks(start):
+    server = start(SMOLLM2, "--ctx", "2048", "--max-sequences", "2", "--set", "kv.sparse_above=512", "--set", "kv.sparse_keep=0.25")
+    assert len(complete(server, tokens=16)) > 10
+    assert 0.24 < server.metric("sluice_kv_sparse_read_ratio") < 0.28
+    assert server.metric("sluice_kv_sparse_blocks_read_total") < 0.3 * server.metric("sluice_kv_sparse_blocks_total")
+
+
+NEEDLE = "the secret code of the castle of Arnholm is 48213."
+HAY = "\n".join(f"{i}. The {['road', 'river', 'wall', 'tower'][i % 4]} of {['Lund', 'Mora', 'Visby'][i % 3]} is {i + 2} miles long." for i in range(70))
+
+
+@pytest.mark.parametrize("settings", [{}, {"kv.precision": "int8"}, {"kv.precision": "tiered", "kv.tier_full_tokens": 64, "kv.tier_int8_tokens": 256},
+                                      {"kv.sparse_above": 256, "kv.sparse_keep": 0.25}], ids=["full", "int8", "tiered", "sparse"])
+def test_a_needle_is_found_however_the_cache_is_kept(start, settings):
+    server = start(SMOLLM2, "--ctx", "2048", "--max-sequences", "2", *(f for k, v in settings.items() for f in ("--set", f"{k}={v}")))
+    text = HAY.split("\n")
+    text.insert(25, f"T{NEEDLE[1:]} Remember it: {NEEDLE}")
+    assert "48213" in complete(server, "\n".join(text) + "\n\nThe secret code of the castle of Arnholm", 12)
+
+
+def test_settings_outside_the_pool_that_cannot_be_are_named(tmp_path):
+    for key, flags in {"kv.disk_path": [f"kv.disk_path={tmp_path}"], "kv.host_bytes": ["kv.host_bytes=1000000000", "kv.prefix_cache=false"],
+                       "kv.sparse_keep": ["kv.sparse_above=100", "kv.sparse_keep=0"]}.items():
+        refused = run_sluice("serve", SMOLLM2, *(f for flag in flags for f in ("--set", flag)))
+        assert refused.returncode in (1, 2) and key in refused.stderr, refused.stderr
+    few = run_sluice("serve", SMOLLM2, "--set", "kv.host_bytes=1000")
+    assert few.returncode in (1, 2) and "kv.host_bytes" in few.stderr and "too few" in few.stderr
+
+
 def test_eval_compares_precisions(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(PROMPT)

@@ -125,6 +125,22 @@ const Key kKeys[] = {
      "context "
      "when it begins, as servers without paging do, to measure what that wastes."},
 
+    {"kv.host_bytes", "kv", "bytes", SLOT(model.engine.kv.host_bytes), 0, kNoLimit, "",
+     "Host memory (pinned, on a card) for blocks of the prefix cache that the pool gives up: they come back "
+     "from there "
+     "where a request begins alike. 0: none."},
+    {"kv.disk_path", "kv", "", SLOT(model.engine.kv.disk_path), 0, 0, "",
+     "Folder in which such blocks are kept in files as well, across restarts; needs kv.host_bytes. Empty: "
+     "none."},
+    {"kv.disk_bytes", "kv", "bytes", SLOT(model.engine.kv.disk_bytes), 0, kNoLimit, "",
+     "What the files of a model in kv.disk_path take at most; the oldest give way."},
+    {"kv.sparse_above", "kv", "tokens", SLOT(model.engine.kv.sparse_above), 0, kMaxInt, "",
+     "Contexts longer than this are decoded over a part of their blocks: the first, the newest, and those "
+     "whose keys "
+     "promise most (docs/kv.md). 0: off. Not on every device."},
+    {"kv.sparse_keep", "kv", "", SLOT(model.engine.kv.sparse_keep), 0, 1, "",
+     "That part, of a context's blocks."},
+
     {"server.host", "server", "", SLOT(server.host), 0, 0, "", "Address to listen on."},
     {"server.port", "server", "", SLOT(server.port), 0, 65535, "",
      "Port to listen on; 0: any free one, printed at start."},

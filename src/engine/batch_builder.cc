@@ -153,6 +153,7 @@ void BatchBuilder::build(Step& step, const BlockPool& blocks) const {
   step.row_begin.push_back(int32_t(step.rows.size()));
   add_moves(step, to.moves);
   count_work(step, blocks);
+  count_sparse(step);
 
   if (!step.replayable) {
     to.row_starts[sequences] = row;
@@ -287,6 +288,17 @@ void BatchBuilder::pool_rows(Step& step, const PlanEntry& entry, int32_t first_r
   const int count = int(step.rows.size()) - first;
   const float scale = r.request.pooling == Pooling::mean ? 1.0f / float(r.prompt_tokens) : 1.0f;
   if (count > 0) step.pools.push_back({first, count, scale, r.pooled()});
+}
+
+void BatchBuilder::count_sparse(Step& step) const {
+  if (!limits_.sparse.on()) return;
+  const int groups = int(std::count(layout_.windows.begin(), layout_.windows.end(), 0));
+  for (const PlanEntry& entry : step.plan.entries) {
+    const int length = entry.first + entry.count;
+    if (!limits_.sparse.applies(entry.count, length, 0)) continue;
+    step.record.sparse_blocks += groups * layout_.blocks_for(length);
+    step.record.sparse_blocks_read += groups * limits_.sparse.kept(length, layout_.block_tokens);
+  }
 }
 
 void BatchBuilder::count_work(Step& step, const BlockPool& blocks) const {

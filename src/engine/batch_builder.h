@@ -24,6 +24,7 @@ struct BatchLimits {
   int max_tokens = 0;     // T
   int max_sequences = 0;  // S
   bool replay = false;    // pad what a recorded step can do (replay_buckets.h)
+  SparseDecode sparse{};  // what attention leaves out, for the step's record
 };
 
 class BatchBuilder {
@@ -73,6 +74,7 @@ class BatchBuilder {
   void add_tokens(Step& step, const PlanEntry& entry, int32_t row, int32_t* ids, int32_t* positions) const;
   void add_rows(Step& step, const PlanEntry& entry, int32_t first_row, int32_t* logit_index) const;
   void pool_rows(Step& step, const PlanEntry& entry, int32_t first_row, int32_t* logit_index) const;
+  void count_sparse(Step& step) const;
   void count_work(Step& step, const BlockPool& blocks) const;
 
   const BatchLimits limits_;

@@ -172,7 +172,9 @@ class EngineImpl final : public Engine {
     if (probe::request_start_on())
       probe::fire::request_start(request.id.c_str(), uint64_t(stream.get()), int64_t(request.prompt.size()),
                                  request.max_tokens);
-    loop_.hand_over(std::make_unique<LiveRequest>(std::move(request), info_.end_ids, stream, info_.spec.vocab));
+    auto live = std::make_unique<LiveRequest>(std::move(request), info_.end_ids, stream, info_.spec.vocab);
+    if (loop_.names_blocks()) live->name_blocks(info_.block_tokens);
+    loop_.hand_over(std::move(live));
     unheard_.store(true);
     return stream;
   }
@@ -228,7 +230,7 @@ class EngineImpl final : public Engine {
 
 std::unique_ptr<Engine> make_engine(EngineInfo info, const Policy& policy, const KvLayout& layout,
                                     const ModelCost& cost, std::unique_ptr<StepRunner> runner,
-                                    const WarmUp& warm_up, bool replay) {
+                                    const WarmUp& warm_up, bool replay, const KvOutside& outside) {
   info.max_requests = policy.max_running + policy.max_queue;
   info.batching = policy.batching;
   // What comes in a burst waits until the loop has looked, though there are seats for it. And each lane has an
@@ -237,7 +239,7 @@ std::unique_ptr<Engine> make_engine(EngineInfo info, const Policy& policy, const
   with_seats.max_queue = info.max_requests + kLanes * (policy.max_queue / 8);
   const StepLoopParts parts{
       with_seats, layout,          info.blocks, info.blocks ? info.kv_bytes / size_t(info.blocks) : 0,
-      cost,       info.spec.vocab, replay};
+      cost,       info.spec.vocab, replay,      outside};
   return std::make_unique<EngineImpl>(std::move(info), parts, std::move(runner), warm_up);
 }
 

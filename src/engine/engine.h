@@ -50,7 +50,8 @@ struct RequestTimes {
   TimeNs submitted = 0, admitted = 0, first_token = 0, finished = 0;
   int steps = 0;
   int preemptions = 0;
-  int cached_tokens = 0;  // prompt tokens not computed again
+  int cached_tokens = 0;                 // prompt tokens not computed again
+  int host_tokens = 0, disk_tokens = 0;  // of these, those that came from outside the pool
 };
 
 // The same of a request that may still run, readable by any thread at any time. Written by the engine thread.

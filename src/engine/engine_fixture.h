@@ -24,6 +24,7 @@ struct Scene {
   KvTiering tiering = {};
   bool whole_context = false;
   std::vector<int32_t> end_ids = {};
+  KvOutside outside = {};
 };
 
 // Every test runs on a device that computes in launch, as the CPU does, and on one that works behind the host,
@@ -41,13 +42,15 @@ class EngineTest : public testing::TestWithParam<FakeRunner::Device> {
     EngineInfo info;
     info.spec.vocab = kVocab;
     info.context = scene.context;
+    info.block_tokens = layout.block_tokens;
     info.blocks = scene.blocks ? scene.blocks : layout.peak_blocks(scene.context) * scene.policy.max_running;
+    info.kv_bytes = size_t(info.blocks) * FakeRunner::slot_bytes(layout);
     info.end_ids = scene.end_ids;
-    auto runner =
-        std::make_unique<FakeRunner>(layout, info.blocks, scene.policy.max_running, kVocab, GetParam());
+    auto runner = std::make_unique<FakeRunner>(layout, info.blocks, scene.policy.max_running, kVocab,
+                                               GetParam(), scene.outside.host_slots);
     runner_ = runner.get();
     engine_ = make_engine(std::move(info), scene.policy, layout, ModelCost{}, std::move(runner),
-                          {.prompts = {16, 3}}, behind());
+                          {.prompts = {16, 3}}, behind(), scene.outside);
   }
   static bool behind() { return GetParam() == FakeRunner::Device::behind_the_host; }
   void TearDown() override {

@@ -20,6 +20,18 @@ Gauge& kv_bytes(const char* state) {
       "wasted: gaps between blocks of small tiers; free.",
       fmt::format("state=\"{}\"", state));
 }
+constexpr const char* kRateHelp =
+    "How fast key/value blocks come into the pool from host memory, and into host memory from files.";
+Gauge& outside_gauge(const char* what, const char* help, const char* where) {
+  return meter::gauge(fmt::format("sluice_kv_outside_{}", what), help, fmt::format("where=\"{}\"", where));
+}
+Counter& prefix_from(const char* where) {
+  return meter::counter(
+      "sluice_prefix_cache_restored_tokens_total",
+      "Tokens found in the prefix cache whose blocks were not in the pool but in host memory or in "
+      "files; the others found were in the pool.",
+      fmt::format("from=\"{}\"", where));
+}
 Counter& rejected(const char* reason) {
   return meter::counter("sluice_requests_rejected_total", "Requests refused at submission, by reason.",
                         fmt::format("reason=\"{}\"", reason));
@@ -54,12 +66,29 @@ EngineMeters::EngineMeters()
                                  "Pool bytes that running requests kept from others at most so far.")),
       kv_gap_moves(meter::counter("sluice_kv_gap_moves_total",
                                   "Blocks of small tiers moved together so that a slot became free.")),
+      kv_host_blocks(outside_gauge("blocks", "Key/value blocks kept outside the pool.", "host")),
+      kv_host_bytes(outside_gauge("bytes", "Bytes of key/value blocks kept outside the pool.", "host")),
+      kv_disk_blocks(outside_gauge("blocks", "Key/value blocks kept outside the pool.", "disk")),
+      kv_disk_bytes(outside_gauge("bytes", "Bytes of key/value blocks kept outside the pool.", "disk")),
+      kv_host_rate(outside_gauge("read_bytes_per_second", kRateHelp, "host")),
+      kv_disk_rate(outside_gauge("read_bytes_per_second", kRateHelp, "disk")),
+      kv_sparse_blocks(meter::counter("sluice_kv_sparse_blocks_total",
+                                      "Key/value blocks of contexts longer than kv.sparse_above, once for each "
+                                      "step that decoded one.")),
+      kv_sparse_blocks_read(
+          meter::counter("sluice_kv_sparse_blocks_read_total", "Of these, the blocks that a head read.")),
+      kv_sparse_share(meter::gauge("sluice_kv_sparse_read_ratio",
+                                   "Share of blocks read, of the last step that decoded such a context.")),
+      kv_outside_evictions(meter::counter("sluice_kv_outside_evictions_total",
+                                          "Key/value blocks outside the pool that gave way to others.")),
       prefix_looked_up_tokens(meter::counter("sluice_prefix_cache_queries_total",
                                              "Prompt tokens looked up in the prefix cache, at admission.")),
       prefix_found_tokens(meter::counter("sluice_prefix_cache_hits_total",
                                          "Prompt tokens found in the prefix cache, so not computed.")),
       prefix_resumed_tokens(meter::counter("sluice_prefix_cache_resumed_tokens_total",
                                            "Tokens of preempted requests found there when they resumed.")),
+      prefix_host_tokens(prefix_from("host")),
+      prefix_disk_tokens(prefix_from("disk")),
       prefix_hit_ratio(meter::gauge("sluice_prefix_cache_hit_ratio",
                                     "Share found of about the last hundred thousand tokens looked up.")),
       prefix_evictions(meter::counter("sluice_prefix_cache_evictions_total",
@@ -116,6 +145,11 @@ EngineMeters::EngineMeters()
       kv_conversions[size_t(tier)] = &meter::counter(
           "sluice_kv_conversions_total", "Key/value blocks converted, by the precision they got.", label);
   }
+  for (const bool from : {false, true})
+    kv_host_copied_bytes[size_t(from)] =
+        &meter::counter("sluice_kv_host_copied_bytes_total",
+                        "Bytes of key/value blocks copied between the pool and host memory.",
+                        fmt::format("to=\"{}\"", from ? "pool" : "host"));
   for (int i = 0; i < kLanes; ++i) {
     const auto lane = size_t(i);
     const std::string label = fmt::format("lane=\"{}\"", lane_name(Lane(i)));

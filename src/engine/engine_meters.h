@@ -100,12 +100,20 @@ struct EngineMeters {
   std::array<Gauge*, kKvTiers> kv_tier_blocks{};
   std::array<Counter*, kKvTiers> kv_conversions{};  // by the tier they go to
   Counter& kv_gap_moves;
+  // Outside the pool: in host memory, in files.
+  Gauge &kv_host_blocks, &kv_host_bytes, &kv_disk_blocks, &kv_disk_bytes;
+  Gauge &kv_host_rate, &kv_disk_rate;                 // bytes a second
+  std::array<Counter*, 2> kv_host_copied_bytes{};     // to the host, from it
+  Counter &kv_sparse_blocks, &kv_sparse_blocks_read;  // of sequences that are decoded over a part
+  Gauge& kv_sparse_share;                             // 0..1, of the last such step
+  Counter& kv_outside_evictions;                      // blocks
 
   Counter& prefix_looked_up_tokens;
   Counter& prefix_found_tokens;
   Counter& prefix_resumed_tokens;
-  Gauge& prefix_hit_ratio;    // 0..1, PrefixHitShare
-  Counter& prefix_evictions;  // blocks
+  Counter &prefix_host_tokens, &prefix_disk_tokens;  // of those found or resumed, not in the pool
+  Gauge& prefix_hit_ratio;                           // 0..1, PrefixHitShare
+  Counter& prefix_evictions;                         // blocks
 
   Counter& prompt_tokens;     // of requests whose prompt has been computed
   Counter& generated_tokens;  // sent to clients

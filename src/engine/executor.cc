@@ -105,6 +105,7 @@ bool Executor::take_finished() {
   const TimeNs now = now_ns();
   StepRecord& record = step->record;
   const StepTimes device = runner_.times(*step);
+  record.host_copy_ns = device.host_copy_ns;
   if (device.busy_ns > 0) {
     record.execute_ns = device.busy_ns;
     record.idle_ns = device.idle_ns;

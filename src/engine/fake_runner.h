@@ -25,9 +25,11 @@ class FakeRunner final : public StepRunner {
   // Where a step is computed: in launch, as on the CPU, or by a thread of the fake's own, as on a card.
   enum class Device { in_launch, behind_the_host };
 
-  FakeRunner(const KvLayout& layout, int blocks, int slots, int vocab, Device device = Device::in_launch)
+  FakeRunner(const KvLayout& layout, int blocks, int slots, int vocab, Device device = Device::in_launch,
+             int host_slots = 0)
       : layout_(layout),
         vocab_(vocab),
+        host_(size_t(host_slots) * kSlotUnits * size_t(layout.block_tokens), -1),
         cache_(size_t(blocks) * kSlotUnits * size_t(layout.block_tokens), -1),
         last_ids_(size_t(slots), -1) {
     if (device == Device::behind_the_host) device_ = std::thread([this] { run_device(); });
@@ -84,6 +86,10 @@ class FakeRunner final : public StepRunner {
     wake_.wait(lock, [&] { return may_pass(); });
     compute_next(lock);
   }
+  std::byte* host_blocks() override { return reinterpret_cast<std::byte*>(host_.data()); }
+  static size_t slot_bytes(const KvLayout& layout) {
+    return size_t(kSlotUnits) * size_t(layout.block_tokens) * sizeof(int32_t);
+  }
   // The next call of done finds a bug.
   void fail_next_look() { fails_.store(true); }
 
@@ -132,6 +138,7 @@ class FakeRunner final : public StepRunner {
     const BatchInput& b = step.batch;
     for (const auto* moves : {&step.plan.copies, &step.plan.moves})
       for (const auto& [from, to] : *moves) move(from, to);
+    for (const HostMove& host : step.plan.host_moves) copy_host(host);
     const int rows = int(step.rows.size());  // what the batch has beyond is padding
     for (int row = 0; row < b.tokens; ++row)
       if (b.kv_lengths[b.row_sequence[row]] > 0) store(b, row);
@@ -165,6 +172,12 @@ class FakeRunner final : public StepRunner {
   void move(KvRef from, KvRef to) {
     std::copy_n(place(from), layout_.block_tokens, place(to));
     empty_rest(to);
+  }
+  void copy_host(const HostMove& move) {
+    CHECK(kv_tier(move.block) == kv_tier(move.place), "a block keeps its tier");
+    int32_t* const there = host_.data() + kv_first_unit(move.place) * layout_.block_tokens;
+    const int count = kv_units(kv_tier(move.block)) * layout_.block_tokens;
+    std::copy_n(move.to ? there : place(move.block), count, move.to ? place(move.block) : there);
   }
   KvRef ref(const BatchInput& b, int group, int sequence, int position) const {
     const KvRef ref = b.tables[group][sequence * b.table_stride + position / layout_.block_tokens];
@@ -208,6 +221,7 @@ class FakeRunner final : public StepRunner {
 
   const KvLayout layout_;
   const int vocab_;
+  std::vector<int32_t> host_;
   std::vector<int32_t> cache_;
   std::vector<int32_t> last_ids_;
   std::mutex mutex_;

@@ -16,19 +16,30 @@ namespace {
 
 constexpr int kLogitRows = 16;  // compared at a time: two of them lie side by side
 
+struct Cache {
+  KvTiering tiering = {};
+  DType dtype = DType::f16;  // the backend's own, but ref/ keeps what it is told
+  SparseDecode sparse = {};
+};
+
 // One sequence on a cache of its own.
 class Reader {
  public:
-  Reader(const ModelSpec& spec, const Weights& weights, Backend& backend, const KvTiering& tiering,
+  Reader(const ModelSpec& spec, const Weights& weights, Backend& backend, const Cache& cache,
          const KvEvaluationWish& wish)
       : backend_(backend),
         groups_(layer_groups(spec)),
         decoder_(spec, groups_, weights, backend, wish.block_tokens, kLogitRows),
-        layout_(layout_of(groups_, tiering, wish)),
+        layout_(layout_of(groups_, cache.tiering, wish)),
         slots_(layout_.peak_blocks(layout_.max_length)),
         table_(layout_) {
-    geometry_ = {wish.block_tokens, groups_.layers_per_group, spec.kv_heads,
-                 spec.head_dim,     backend.kv_dtype(),       tiering.on()};
+    geometry_ = {.block_tokens = wish.block_tokens,
+                 .layers_per_group = groups_.layers_per_group,
+                 .kv_heads = spec.kv_heads,
+                 .head_dim = spec.head_dim,
+                 .dtype = cache.dtype,
+                 .tiered = cache.tiering.on(),
+                 .sparse = cache.sparse};
     pool_.block_bytes = backend.kv_block_bytes(geometry_);
     pool_.geometry = geometry_;
     memory_ = backend.alloc_pool(size_t(slots_) * pool_.block_bytes, geometry_);
@@ -188,14 +199,21 @@ Result<KvEvaluation> compare_models(const EvaluatedModel& full_model, const Eval
   const auto tiering = tiering_of(wish.kv);
   if (!tiering) return tiering.error();
   if (Status has = check_precision(wish.kv, backend); !has) return std::move(has).error();
+  if (Status has = check_sparse(wish.kv, backend); !has) return std::move(has).error();
   const ModelSpec &spec = wished_model.spec, &other = full_model.spec;
   if (spec.vocab != other.vocab)
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("the models have vocabularies of {} and {} tokens, so they cannot be compared",
                              spec.vocab, other.vocab),
                  "baseline"};
-  Reader full(other, full_model.weights, backend, {}, wish),
-      wished(spec, wished_model.weights, backend, *tiering, wish);
+  // ref/ has float32 in full; beside it, of the same model, bf16 means what a CPU has, half precision.
+  const DType own = backend.kv_dtype();
+  const bool same = &full_model.weights == &wished_model.weights;
+  const DType beside = own == DType::f32 && same && !tiering->on() ? DType::f16 : own;
+  const SparseDecode sparse{wish.kv.sparse_above, float(wish.kv.sparse_keep)};
+  Reader full(other, full_model.weights, backend, {.dtype = own}, wish),
+      wished(spec, wished_model.weights, backend, {*tiering, beside, sparse}, wish);
+  const size_t step_rows = sparse.on() ? 1 : size_t(wish.block_tokens);  // only rows of their own read a part
   const bool reserved =
       full.allocated() && wished.allocated() &&
       backend.reserve({.max_tokens = wish.block_tokens,
@@ -216,15 +234,14 @@ Result<KvEvaluation> compare_models(const EvaluatedModel& full_model, const Eval
   KvEvaluation result;
   std::vector<int32_t> context;
   std::vector<float> a, b;
-  const size_t own = wish.first_id >= 0 ? 1 : 0;
+  const size_t lead = wish.first_id >= 0 ? 1 : 0;
   for (size_t begin = 0; begin < ids.size();) {
-    const auto text = ids.subspan(begin, std::min(size_t(wish.window_tokens) - own, ids.size() - begin));
-    context.assign(own, wish.first_id);
+    const auto text = ids.subspan(begin, std::min(size_t(wish.window_tokens) - lead, ids.size() - begin));
+    context.assign(lead, wish.first_id);
     context.insert(context.end(), text.begin(), text.end());
     full.begin(), wished.begin();
-    for (size_t at = 0; at < context.size(); at += size_t(wish.block_tokens)) {
-      const auto step =
-          std::span(context).subspan(at, std::min(size_t(wish.block_tokens), context.size() - at));
+    for (size_t at = 0; at < context.size(); at += step_rows) {
+      const auto step = std::span(context).subspan(at, std::min(step_rows, context.size() - at));
       full.compute(step), wished.compute(step);
       for (int first = 0; first < int(step.size()); first += kLogitRows) {
         const int count = std::min(kLogitRows, int(step.size()) - first);

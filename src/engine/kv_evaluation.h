@@ -1,8 +1,9 @@
 // What a precision of keys and values costs in quality: a text is computed twice side by side, with the cache
 // in full precision and with the wished one, and the distributions of each next token are compared. Blocks are
 // converted by the very table and pool that serve; a step is one block, so each row sees its own block in full
-// precision and all older ones as the policy has them, as while decoding. Two models are compared in the same
-// way.
+// precision and all older ones as the policy has them, as while decoding. Where decode is sparse a step is one
+// row. On ref/ full precision is float32, and bf16 beside it what a CPU keeps: half precision. Two models are
+// compared in the same way.
 #pragma once
 
 #include <cstdint>

@@ -54,6 +54,43 @@ Status check_precision(const KvSettings& settings, const Backend& backend) {
   return {};
 }
 
+Status check_outside(const KvSettings& s, bool prefix_cache) {
+  const auto wrong = [](const char* what, const char* field) {
+    return Error{ErrorCode::kInvalidArgument, what, field};
+  };
+  if (!s.disk_path.empty() && s.host_bytes == 0)
+    return wrong("blocks come and go through host memory: set kv.host_bytes too", "kv.disk_path");
+  if (s.host_bytes == 0) return {};
+  if (!prefix_cache)
+    return wrong("holds blocks of the prefix cache: set kv.prefix_cache: true", "kv.host_bytes");
+  if (s.allocation != "paged") return wrong("goes with kv.allocation paged only", "kv.host_bytes");
+  return {};
+}
+
+Status check_sparse(const KvSettings& s, const Backend& backend) {
+  if (s.sparse_above == 0) return {};
+  if (!(s.sparse_keep > 0 && s.sparse_keep <= 1))
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("must be above 0 and at most 1, not {}", s.sparse_keep), "kv.sparse_keep"};
+  if (backend.has_sparse_decode()) return {};
+  return Error{ErrorCode::kUnsupported,
+               fmt::format("{} reads all of a context when it decodes; 0 is the only value it takes",
+                           backend.info().name),
+               "kv.sparse_above"};
+}
+
+Result<int> host_slots_of(const KvSettings& s, size_t slot_bytes, int groups) {
+  if (s.host_bytes == 0) return 0;
+  constexpr int kMostSlots = 1 << 24;
+  // A block of each group to come, while as many go.
+  const size_t least = 2 * size_t(groups) * slot_bytes;
+  if (s.host_bytes < least)
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("{} bytes hold too few blocks: 0, or at least {}", s.host_bytes, least),
+                 "kv.host_bytes"};
+  return int(std::min<size_t>(s.host_bytes / slot_bytes, kMostSlots));
+}
+
 ModelSpec with_window(const ModelSpec& spec, int window) {
   ModelSpec forced = spec;
   if (window == 0) return forced;

@@ -36,8 +36,13 @@ ModelCost cost_of(const ModelSpec& spec, const LayerGroups& groups, const Weight
 
 KvGeometry kv_geometry(const LayerGroups& groups, const ModelSpec& spec, const EngineConfig& config,
                        Backend& backend) {
-  return {config.block_tokens, groups.layers_per_group, spec.kv_heads,
-          spec.head_dim,       backend.kv_dtype(),      config.kv.precision != "bf16"};
+  return {config.block_tokens,
+          groups.layers_per_group,
+          spec.kv_heads,
+          spec.head_dim,
+          backend.kv_dtype(),
+          config.kv.precision != "bf16",
+          {config.kv.sparse_above, float(config.kv.sparse_keep)}};
 }
 
 Status check_config(const EngineConfig& c) {
@@ -59,11 +64,24 @@ Status check_config(const EngineConfig& c) {
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("must be 0 or at least {}, not {}", kLeastContext, c.max_context),
                  "engine.max_context"};
-  return {};
+  return check_outside(c.kv, c.prefix_cache);
+}
+
+// Whose blocks those in files are: of this model, laid out as this build and device lay them.
+Sha256 identity_of(const Sha256& model, const Backend& backend, const KvGeometry& g, const KvLayout& layout,
+                   size_t slot_bytes) {
+  constexpr int kLayoutVersion = 1;  // to be raised when any backend changes how a block lies
+  std::string text = fmt::format("{} {} {} {} {} {} {} {} {} {}", kLayoutVersion, backend.info().is_card(),
+                                 g.block_tokens, g.layers_per_group, g.kv_heads, g.head_dim, int(g.dtype),
+                                 g.tiered, g.sparse.on(), slot_bytes);
+  for (const int window : layout.windows) text += fmt::format(" {}", window);
+  text.append(model.begin(), model.end());
+  return sha256(text);
 }
 
 Status check_device(const Backend& backend, const ModelSpec& spec, const EngineConfig& settled) {
   if (Status ok = check_precision(settled.kv, backend); !ok) return ok;
+  if (Status ok = check_sparse(settled.kv, backend); !ok) return ok;
   return backend.check({.hidden = spec.hidden,
                         .ffn = spec.ffn,
                         .vocab = spec.vocab,
@@ -276,7 +294,10 @@ Result<ModelSteps> make_steps(const ModelSpec& spec, const Weights& weights, Bac
     return advised(std::move(ok).error(), device.is_card());
   const LayerGroups groups = layer_groups(spec);
   const int max_tokens = std::max(config.step_tokens, config.max_sequences);  // one for each always fits
-  steps.limits = {max_tokens, config.max_sequences, config.graphs && backend.can_record()};
+  steps.limits = {.max_tokens = max_tokens,
+                  .max_sequences = config.max_sequences,
+                  .replay = config.graphs && backend.can_record(),
+                  .sparse = {config.kv.sparse_above, float(config.kv.sparse_keep)}};
 
   KvWish wish = kv_wish(spec, config, backend, device);
   const KvGeometry geometry = kv_geometry(groups, spec, config, backend);
@@ -334,6 +355,23 @@ Result<ModelSteps> make_steps(const ModelSpec& spec, const Weights& weights, Bac
                           config, backend);
   if (!device.is_card())
     if (Status ok = reserve(steps.kv.layout.max_length); !ok) return std::move(ok).error();
+  const auto host_slots = host_slots_of(config.kv, wish.block_bytes, wish.layout.groups());
+  if (!host_slots) return std::move(host_slots).error();
+  steps.outside.host_slots = *host_slots;
+  steps.outside.sparse = geometry.sparse;
+  if (!steps.runner->allocate_host_blocks(*host_slots))
+    return Error{ErrorCode::kResourceExhausted,
+                 fmt::format("{:.2f} GiB of host memory are not to be had", gib(config.kv.host_bytes)),
+                 "kv.host_bytes"};
+  if (*host_slots)
+    LOG(info, "keys and values outside the pool: {:.0f} MiB of host memory{}",
+        mib(size_t(*host_slots) * wish.block_bytes),
+        config.kv.disk_path.empty()
+            ? ""
+            : fmt::format(", {:.0f} MiB of files in {}", mib(config.kv.disk_bytes), config.kv.disk_path));
+  if (config.kv.sparse_above > 0)
+    LOG(info, "decoding beyond {} tokens reads {:.0f} % of the blocks", config.kv.sparse_above,
+        100 * config.kv.sparse_keep);
   return steps;
 }
 
@@ -359,9 +397,13 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const Engi
   info.activation_bytes = steps.runner->activation_bytes();
   info.end_ids = model.end_ids;
   info.device = device;
+  if (!steps.config.kv.disk_path.empty())
+    steps.outside.disk = {steps.config.kv.disk_path, steps.config.kv.disk_bytes,
+                          identity_of(model.digest, model.backend, steps.runner->pool().geometry,
+                                      steps.kv.layout, steps.block_bytes)};
   WarmUp warm_up = warm_up_for(device, policy.step_tokens, model.on_warm_up);
   return make_engine(std::move(info), policy, steps.kv.layout, steps.cost, std::move(steps.runner),
-                     std::move(warm_up), steps.limits.replay);
+                     std::move(warm_up), steps.limits.replay, steps.outside);
 }
 
 }  // namespace sluice

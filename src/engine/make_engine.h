@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/batch_builder.h"
+#include "engine/disk_thread.h"
 #include "engine/engine.h"
 #include "engine/kv_size.h"
 #include "engine/model_runner.h"
@@ -21,6 +22,7 @@ struct EngineModel {
   const Weights& weights;
   Backend& backend;
   std::vector<int32_t> end_ids;              // end-of-generation ids
+  Sha256 digest{};                           // of its files, where blocks of its cache are kept in files
   std::function<void(double)> on_warm_up{};  // all is allocated; the share of the warm-up that is done
 };
 
@@ -60,6 +62,13 @@ KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backe
 // Refuses a max_context that is too short to be of use or longer than the model's. `path` serves messages.
 Status check_context(const EngineConfig& config, const ModelSpec& spec, const std::string& path);
 
+// Where blocks are kept besides the pool (kv/host_tier.h), and what of long contexts is read.
+struct KvOutside {
+  int host_slots = 0;  // 0: nowhere
+  DiskPlace disk = {};
+  SparseDecode sparse{};
+};
+
 // A model's steps, ready to be built and run: what an engine drives, and `bench engine` without one.
 struct ModelSteps {
   EngineConfig config;  // settled
@@ -68,6 +77,7 @@ struct ModelSteps {
   size_t block_bytes = 0;
   ModelCost cost;
   std::unique_ptr<ModelRunner> runner;
+  KvOutside outside;
 };
 
 // Sizes and allocates activations, workspaces and the block pool; what is referenced outlives it. The backend
@@ -82,6 +92,7 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const Engi
 // For tests: any runner. `info` supplies context, vocabulary and end ids; `cost` may be zero.
 std::unique_ptr<Engine> make_engine(EngineInfo info, const Policy& policy, const KvLayout& layout,
                                     const ModelCost& cost, std::unique_ptr<StepRunner> runner,
-                                    const WarmUp& warm_up = {}, bool replay = false);
+                                    const WarmUp& warm_up = {}, bool replay = false,
+                                    const KvOutside& outside = {});
 
 }  // namespace sluice

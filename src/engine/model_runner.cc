@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "sched/transfer_rates.h"
+
 namespace sluice {
 
 namespace {
@@ -40,6 +42,34 @@ bool ModelRunner::allocate_pool(int blocks, size_t block_bytes, const KvGeometry
   return pool_.data() != nullptr;
 }
 
+bool ModelRunner::allocate_host_blocks(int slots) {
+  if (slots == 0) return true;
+  host_blocks_ = backend_.alloc_host(size_t(slots) * kv_.block_bytes);
+  host_copies_.reserve(size_t(most_host_moves(kv_.block_bytes)));
+  return host_blocks_.data() != nullptr;
+}
+
+StepTimes ModelRunner::times(const Step& step) {
+  StepTimes times = backend_.step_times(step.slot);
+  if (times.host_copy_ns == 0) times.host_copy_ns = host_copies_ns_[step.slot];
+  return times;
+}
+
+void ModelRunner::copy_host(const Step& step) {
+  host_copies_ns_[step.slot] = 0;
+  if (step.plan.host_moves.empty()) return;
+  const size_t unit = kv_.block_bytes / kSlotUnits;
+  host_copies_.clear();
+  for (const HostMove& move : step.plan.host_moves)
+    host_copies_.push_back({.pool_offset = size_t(kv_first_unit(move.block)) * unit,
+                            .host = host_blocks() + size_t(kv_first_unit(move.place)) * unit,
+                            .bytes = size_t(kv_units(kv_tier(move.block))) * unit,
+                            .to_host = move.to == nullptr});
+  const TimeNs began = now_ns();
+  backend_.copy_host({step.slot, pool_.as<std::byte>(), host_copies_});
+  if (late_masks_) host_copies_ns_[step.slot] = now_ns() - began;
+}
+
 std::byte* ModelRunner::host_memory(size_t bytes) {
   host_.push_back(backend_.alloc_host(bytes));
   CHECK(host_.back().data(), "not enough host memory for the arrays of a step");
@@ -50,6 +80,7 @@ void ModelRunner::launch(Step& step) {
   const BatchInput batch = on_device(step);
   stage(step, batch);
   backend_.open_step(step.slot);
+  copy_host(step);
   if (batch.move_count > 0)
     backend_.move_blocks({batch, kv_.geometry, pool_.as<std::byte>(), kv_.block_bytes});
   else if (!step.plan.copies.empty())

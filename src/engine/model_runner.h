@@ -7,6 +7,7 @@
 
 #include <vector>
 
+#include "base/clock.h"
 #include "engine/step_runner.h"
 #include "kv/block_table.h"
 #include "model/decoder.h"
@@ -29,11 +30,14 @@ class ModelRunner final : public StepRunner {
   bool allocated() const;
   // The block pool, last of all: it takes what memory is left. False: there was not enough.
   bool allocate_pool(int blocks, size_t block_bytes, const KvGeometry& geometry);
+  // Host memory for blocks outside the pool, once that is there. False: there was not enough.
+  bool allocate_host_blocks(int slots);
 
   void launch(Step& step) override;
   bool takes_late_masks() const override { return late_masks_; }
   bool done(Step& step) override { return backend_.step_done(step.slot); }
-  StepTimes times(const Step& step) override { return backend_.step_times(step.slot); }
+  StepTimes times(const Step& step) override;
+  std::byte* host_blocks() override { return host_blocks_.as<std::byte>(); }
   std::byte* host_memory(size_t bytes) override;
 
   size_t activation_bytes() const { return decoder_.activation_bytes(); }
@@ -46,6 +50,7 @@ class ModelRunner final : public StepRunner {
   const KvPool& pool() const { return kv_; }
 
  private:
+  void copy_host(const Step& step);
   BatchInput on_device(const Step& step) const;
   void stage(const Step& step, const BatchInput& batch);
   void run(const Step& step, const BatchInput& batch);
@@ -57,7 +62,10 @@ class ModelRunner final : public StepRunner {
   const bool late_masks_;  // ops are done when their call returns, so that there is a moment before sampling
   const LayerGroups groups_;
   Decoder decoder_;
-  Buffer pool_;  // [blocks] of block_bytes
+  Buffer pool_;         // [blocks] of block_bytes
+  Buffer host_blocks_;  // [slots] of block_bytes
+  std::vector<HostCopy> host_copies_;
+  TimeNs host_copies_ns_[kStepsInFlight] = {};  // by slot, where copies are done when their call returns
   KvPool kv_;
   Buffer staging_[kStepsInFlight];  // a step's arrays on the device, by slot
   Buffer last_ids_;                 // [slots of sequences]

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "engine/make_engine.h"
+#include "engine/model_digest.h"
 #include "engine/model_text.h"
 #include "engine/null_engine.h"
 #include "model/checkpoint.h"
@@ -59,9 +60,10 @@ Result<std::unique_ptr<Engine>> computing_engine(ServedModelImpl& model, const C
   model.weights_ = std::move(*weights);
 
   tell("kv", 0);
-  return make_engine({model.spec_, model.weights_, *model.backend_, end_ids_of(model),
-                      [&](double share) { tell("warm-up", share); }},
-                     config);
+  EngineModel parts{model.spec_, model.weights_, *model.backend_, end_ids_of(model)};
+  parts.on_warm_up = [&](double share) { tell("warm-up", share); };
+  if (!config.kv.disk_path.empty()) parts.digest = model_digest(checkpoint.path());
+  return make_engine(parts, config);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ void StepLoop::run() {
     take_up_policies();
     drain_inbox();
     drop_cancelled();
+    hear_of_files();
     const bool committed = commit_finished();
     const bool launched = launch_next();
     publish_status();
@@ -126,8 +127,10 @@ bool StepLoop::commit_finished() {
   if (!step) return false;
   const TimeNs now = now_ns();
   if (behind_) activate(*behind_, now);
-  scheduler_.note_step(step->plan, step->record.execute_ns);
-  scheduler_.land_moves(step->plan);
+  // A step that also copied blocks tells nothing of what its rows take.
+  if (step->plan.host_moves.empty()) scheduler_.note_step(step->plan, step->record.execute_ns);
+  scheduler_.land_moves(step->plan, now);
+  forget_restored(step->plan);
   for (size_t i = 0; i < step->plan.entries.size(); ++i) commit(*step, i, now);
   behind_ = nullptr;
   record(*step, now);

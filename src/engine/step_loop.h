@@ -11,6 +11,7 @@
 #include "base/bounded_queue.h"
 #include "engine/answer_mask.h"
 #include "engine/batch_builder.h"
+#include "engine/disk_thread.h"
 #include "engine/engine_door.h"
 #include "engine/engine_meters.h"
 #include "engine/executor.h"
@@ -31,6 +32,7 @@ struct StepLoopParts {
   ModelCost cost;
   int vocab = 0;
   bool replay = false;  // the runner records steps (replay_buckets.h)
+  KvOutside outside = {};
 };
 
 class StepLoop {
@@ -50,7 +52,8 @@ class StepLoop {
   // bucket in both slots, so that the first request finds everything touched.
   void warm_up(const WarmUp& wish);
 
-  // Any thread.
+  // Any thread. Requests are handed over with their blocks named (Sequence::name_blocks).
+  bool names_blocks() const { return host_ != nullptr; }
   const StepLedger& ledger() const { return ledger_; }
   const Executor& executor() const { return executor_; }
   EngineStatus status() const;
@@ -66,6 +69,9 @@ class StepLoop {
   bool commit_finished();
   void publish_status();
   void publish_kv();
+  void publish_outside();
+  void hear_of_files();
+  void forget_restored(const StepPlan& plan);
 
   int pause_slow_clients();
   void ask_for_mask(LiveRequest& live, int32_t sampled);
@@ -100,6 +106,8 @@ class StepLoop {
   const size_t slot_bytes_;
   MpmcQueue<LiveRequest*> inbox_;
   MpmcQueue<Policy> policies_{4};
+  std::unique_ptr<DiskThread> disk_;  // null: no files
+  std::unique_ptr<HostTier> host_;    // null: blocks stay in the pool
   Scheduler scheduler_;
   BatchBuilder builder_;
   StepLedger ledger_;
@@ -113,7 +121,7 @@ class StepLoop {
   DeviceShare device_share_;
   OneSequenceShare one_sequence_share_;
   PrefixHitShare prefix_hit_share_;
-  uint64_t evictions_seen_ = 0;
+  uint64_t evictions_seen_ = 0, host_evictions_seen_ = 0;
   double kv_peak_bytes_ = 0;
 
   // Published for status().

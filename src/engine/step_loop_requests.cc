@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/bytes.h"
+#include "base/log.h"
 #include "base/probes.h"
 #include "engine/step_loop.h"
 
@@ -14,6 +16,30 @@ constexpr TimeNs kStuckNs = 600'000'000'000;
 
 // Masks of a large batch must be made within a step of a fast device; a small machine has no core to spare.
 int mask_threads() { return std::clamp(int(std::thread::hardware_concurrency()) / 8, 1, 4); }
+
+std::unique_ptr<DiskThread> disk_of(const StepLoopParts& parts, StepRunner& runner, Bell& bell) {
+  if (parts.outside.host_slots == 0 || parts.outside.disk.path.empty()) return nullptr;
+  return std::make_unique<DiskThread>(parts.outside.disk, runner.host_blocks(), parts.slot_bytes / kSlotUnits,
+                                      bell);
+}
+
+std::unique_ptr<HostTier> host_of(const StepLoopParts& parts, DiskThread* disk) {
+  if (parts.outside.host_slots == 0) return nullptr;
+  constexpr size_t kMostFiles = 1 << 20;
+  HostTierShape shape{.slots = parts.outside.host_slots, .slot_bytes = parts.slot_bytes};
+  if (disk) {
+    shape.disk_bytes = parts.outside.disk.bytes;
+    const size_t smallest = parts.slot_bytes / kSlotUnits * size_t(parts.layout.tiering.smallest_units());
+    shape.disk_blocks = int(std::min(shape.disk_bytes / smallest + 1, kMostFiles));
+  }
+  auto host = std::make_unique<HostTier>(shape, disk);
+  if (!disk) return host;
+  for (const BlockFileName& file : disk->found())
+    if (file.group < parts.layout.groups()) host->add_file(file.key, file.group, file.tier);
+  LOG(info, "kv.disk_path: {} blocks, {:.1f} MiB, are there from before", host->blocks_on_disk(),
+      mib(host->disk_bytes()));
+  return host;
+}
 
 }  // namespace
 
@@ -34,14 +60,18 @@ StepLoop::StepLoop(const StepLoopParts& parts, StepRunner& runner, EngineDoor& d
       layout_(parts.layout),
       slot_bytes_(parts.slot_bytes),
       inbox_(size_t(parts.policy.max_queue) + 1),
-      scheduler_(parts.policy, parts.layout, parts.blocks),
-      builder_({parts.policy.step_tokens, parts.policy.max_running, parts.replay}, parts.layout, parts.cost),
+      disk_(disk_of(parts, runner, door.bell)),
+      host_(host_of(parts, disk_.get())),
+      scheduler_(parts.policy, parts.layout, parts.blocks, host_.get()),
+      builder_({parts.policy.step_tokens, parts.policy.max_running, parts.replay, parts.outside.sparse},
+               parts.layout, parts.cost),
       late_masks_(runner.takes_late_masks()),
       masks_(mask_threads(), 2 * (size_t(parts.policy.max_queue) + size_t(parts.policy.max_running)),
              door.bell),
       executor_(runner, door.bell) {
   for (Step& step : executor_.steps()) {
-    step.plan.reserve(parts.policy.max_running, parts.policy.max_queue, parts.layout);
+    step.plan.reserve(parts.policy.max_running, parts.policy.max_queue, parts.layout,
+                      host_ ? most_host_moves(slot_bytes_) : 0);
     builder_.reserve(step, runner);
   }
   to_notify_.reserve(size_t(parts.policy.max_running) * 2 + size_t(parts.policy.max_queue));
@@ -256,6 +286,8 @@ void StepLoop::finish_times(LiveRequest& live, TimeNs now) {
   times.steps = progress.steps.load(std::memory_order_relaxed);
   times.preemptions = live.preemptions;
   times.cached_tokens = live.cached_tokens;
+  times.host_tokens = live.host_tokens;
+  times.disk_tokens = live.disk_tokens;
   if (times.first_token == 0 && live.finish == FinishReason::length)
     meters_.prompt_tokens.add(uint64_t(live.prompt_tokens));
   if (times.first_token) meters_.decode_seconds.observe(seconds(now - times.first_token));
@@ -278,6 +310,24 @@ void StepLoop::end_without_token(LiveRequest& live, FinishReason reason, TimeNs 
   event.time = now;
   deliver(live, event);
   if (live.gone()) forget(live);
+}
+
+// Those that ended while nothing but blocks of theirs was in flight.
+void StepLoop::forget_restored(const StepPlan& plan) {
+  for (size_t i = 0; i < plan.host_moves.size(); ++i) {
+    auto* live = static_cast<LiveRequest*>(plan.host_moves[i].to);
+    if (i + 1 < plan.host_moves.size() && plan.host_moves[i + 1].to == live) continue;
+    if (live && live->gone()) forget(*live);
+  }
+}
+
+void StepLoop::hear_of_files() {
+  if (!disk_) return;
+  for (DiskThread::Finished done; disk_->finished(done);) {
+    if (done.job.kind == DiskJob::Kind::read && done.outcome == DiskOutcome::done)
+      scheduler_.transfer_rates().note_disk(done.bytes, done.took);
+    host_->finish(done.job, done.outcome);
+  }
 }
 
 void StepLoop::forget(LiveRequest& live) {
@@ -312,6 +362,16 @@ void StepLoop::record(Step& step, TimeNs commit_began) {
   r.looked_up_tokens = step.plan.looked_up_tokens;
   r.cached_tokens = step.plan.cached_tokens;
   r.resumed_tokens = step.plan.resumed_tokens;
+  r.host_tokens = step.plan.host_tokens;
+  r.disk_tokens = step.plan.disk_tokens;
+  size_t host_bytes = 0;
+  for (const HostMove& move : step.plan.host_moves) {
+    const size_t bytes = slot_bytes_ / kSlotUnits * size_t(kv_units(kv_tier(move.block)));
+    meters_.kv_host_copied_bytes[move.to != nullptr]->add(bytes);
+    host_bytes += bytes;
+  }
+  r.host_blocks = int32_t(step.plan.host_moves.size());
+  scheduler_.transfer_rates().note_host(host_bytes, r.host_copy_ns);
   // What the device waited for lay with the host only from when there was something to compute.
   r.gap_ns = std::clamp<TimeNs>(r.execute_at - work_since_, 0, r.idle_ns);
   r.commit_ns = now_ns() - commit_began;
@@ -346,7 +406,14 @@ void StepLoop::meter(const StepRecord& r) {
   meters_.prefix_looked_up_tokens.add(uint64_t(r.looked_up_tokens));
   meters_.prefix_found_tokens.add(uint64_t(r.cached_tokens));
   meters_.prefix_resumed_tokens.add(uint64_t(r.resumed_tokens));
+  meters_.prefix_host_tokens.add(uint64_t(r.host_tokens));
+  meters_.prefix_disk_tokens.add(uint64_t(r.disk_tokens));
   meters_.prefix_hit_ratio.set(prefix_hit_share_.after(r.looked_up_tokens, r.cached_tokens));
+  if (r.sparse_blocks > 0) {
+    meters_.kv_sparse_blocks.add(uint64_t(r.sparse_blocks));
+    meters_.kv_sparse_blocks_read.add(uint64_t(r.sparse_blocks_read));
+    meters_.kv_sparse_share.set(double(r.sparse_blocks_read) / r.sparse_blocks);
+  }
   if (r.batch) {
     meters_.batch_requests.observe(r.batch);
     meters_.batches[size_t(r.flushed_by)]->add();
@@ -372,16 +439,27 @@ void StepLoop::publish_status() {
   evictions_seen_ = blocks.evicted();
   meters_.kv_usage.set(blocks.total() ? double(blocks.used()) / blocks.total() : 0);
   publish_kv();
+  publish_outside();
+}
+
+void StepLoop::publish_outside() {
+  if (!host_) return;
+  meters_.kv_host_blocks.set(host_->blocks_on_host());
+  meters_.kv_host_bytes.set(double(host_->host_bytes()));
+  meters_.kv_disk_blocks.set(host_->blocks_on_disk());
+  meters_.kv_disk_bytes.set(double(host_->disk_bytes()));
+  meters_.kv_host_rate.set(scheduler_.transfer_rates().host());
+  meters_.kv_disk_rate.set(scheduler_.transfer_rates().disk());
+  meters_.kv_outside_evictions.add(host_->evicted() - host_evictions_seen_);
+  host_evictions_seen_ = host_->evicted();
 }
 
 void StepLoop::publish_kv() {
   const PoolUse use = scheduler_.blocks().use();
   const double unit = double(slot_bytes_) / kSlotUnits;
-  int64_t tokens = 0, places = 0;  // over all groups
-  for (const Sequence* s : scheduler_.running()) {
-    tokens += s->planned;
-    places += layout_.groups() * (int64_t(s->table->row_blocks()) * layout_.block_tokens - s->planned);
-  }
+  const HeldTokens& held = scheduler_.held_tokens();
+  const int64_t tokens = held.planned;
+  const int64_t places = layout_.groups() * (held.table_blocks * layout_.block_tokens - held.planned);
   // What has no token yet is in full precision, and nobody shares it.
   const double reserved = double(places) * double(slot_bytes_) / layout_.block_tokens;
   const double gaps = use.gaps * unit, kept = use.owned * unit + gaps;
@@ -441,7 +519,7 @@ void StepLoop::warm_up_prompt(int tokens, bool tells_time) {
     builder_.build(*step, scheduler_.blocks());
     run_alone(step);
     if (tells_time) scheduler_.note_step(step->plan, step->record.execute_ns);
-    scheduler_.land_moves(step->plan);
+    scheduler_.land_moves(step->plan, now_ns());
     const PlanEntry& entry = step->plan.entries[0];
     const int32_t id = entry.samples ? step->results_of(0).back().id : -1;
     scheduler_.land(entry, id, entry.samples ? FinishReason::length : FinishReason::none, now_ns());

@@ -57,7 +57,15 @@ struct StepRecord {
   int32_t batch = 0;                           // then its requests
   // Prompt tokens of newcomers: looked up in the prefix cache, and found there; found by those that resumed.
   int32_t looked_up_tokens = 0, cached_tokens = 0, resumed_tokens = 0;
+  // Of all that were found, those that come from outside the pool. Blocks that this step copied from there or
+  // to there, and how long that took (0: not known).
+  int32_t host_tokens = 0, disk_tokens = 0, host_blocks = 0;
+  TimeNs host_copy_ns = 0;
   int32_t sampled = 0, discarded = 0, ended = 0;
+
+  // Blocks of sequences whose decoding is sparse, over groups that see everything: all, and those that a
+  // layer's head reads.
+  int32_t sparse_blocks = 0, sparse_blocks_read = 0;
 
   // Work as counted from shapes, not measured.
   int64_t weight_bytes = 0, kv_read_bytes = 0, kv_write_bytes = 0;

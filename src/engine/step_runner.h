@@ -26,6 +26,10 @@ class StepRunner {
   // Of a step that is done.
   virtual StepTimes times(const Step& step) { return {}; }
 
+  // Host memory of blocks outside the pool, which step.plan.host_moves name places in, cut as the pool is;
+  // null: there is none.
+  virtual std::byte* host_blocks() { return nullptr; }
+
   // Zero-filled host memory that the device reads and writes by itself, for as long as the runner lives.
   virtual std::byte* host_memory(size_t bytes) {
     memory_.push_back(std::make_unique<std::byte[]>(bytes));

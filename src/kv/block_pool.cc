@@ -41,7 +41,7 @@ PoolUse BlockPool::use() const {
   return use;
 }
 
-BlockId BlockPool::take() {
+BlockId BlockPool::take(KvTier tier) {
   if (places_) {
     if (free() == 0) return kNoBlock;
     while (places_->placement().free_slots() <= kHeldBackSlots)
@@ -55,7 +55,7 @@ BlockId BlockPool::take() {
   CHECK(block.owners == 0 && !block.kept, "an empty block is in use");
   block.owners = 1;
   if (places_) {
-    CHECK(places_->place(id, KvTier::full));
+    CHECK(places_->place(id, tier));
     places_->set_owned(id, true);
   }
   if (probe::kv_alloc_on()) probe::fire::kv_alloc(id, free());
@@ -112,6 +112,7 @@ void BlockPool::drop(BlockId id) {
   }
   block.is_hot = block.hits >= kHotHits;
   append(block.is_hot ? hot_ : cold_, id);
+  if (keeper_) keeper_->left(id);
   if (hot_.size > ids() / kHotShare) {
     const BlockId oldest = hot_.first;
     remove(oldest);

@@ -53,6 +53,8 @@ class BlockPool {
    public:
     // The block is about to be handed out for something else. May unkeep others.
     virtual void forget(BlockId block) = 0;
+    // The last owner of a kept block has left: from now on it may be forgotten.
+    virtual void left(BlockId block) {}
 
    protected:
     ~Keeper() = default;
@@ -64,8 +66,8 @@ class BlockPool {
   // A block with one owner, or kNoBlock when all are in use. Of empty blocks the one freed last is handed out
   // first: its bytes are the likeliest to be in a cache, and blocks that were never needed are never touched
   // (resident memory follows use). Where none is empty, the cached block whose last owner left first, a hot one
-  // only where all are hot.
-  BlockId take();
+  // only where all are hot. One in a small tier is for content that comes from elsewhere.
+  BlockId take(KvTier tier = KvTier::full);
   // One owner more of a block that is used or cached.
   void share(BlockId block);
   // One owner less; the last one makes the block cached if it is kept, else empty.

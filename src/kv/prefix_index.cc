@@ -78,6 +78,81 @@ PrefixMatch PrefixIndex::find(std::span<const int32_t> ids, const PrefixSalt& sa
   return match;
 }
 
+void PrefixIndex::set_host(const HostTier* host) {
+  host_ = host;
+  left_.resize(size_t(pool_.ids()));
+  in_left_.resize(size_t(pool_.ids()), 0);
+}
+
+void PrefixIndex::left(BlockId block) {
+  if (!host_ || in_left_[size_t(block)]) return;
+  in_left_[size_t(block)] = 1;
+  left_[(left_first_ + left_count_++) % left_.size()] = block;
+}
+
+// Blocks that somebody has taken over again are left out: they come anew.
+bool PrefixIndex::next_left(BlockId& block, BlockKey& key, int& group) {
+  while (left_count_ > 0) {
+    block = left_[left_first_];
+    left_first_ = (left_first_ + 1) % left_.size();
+    --left_count_;
+    in_left_[size_t(block)] = 0;
+    const int n = node_of_[size_t(block)];
+    if (n < 0 || pool_.owners(block) > 0 || nodes_[size_t(n)].key == kNoBlockKey) continue;
+    key = nodes_[size_t(n)].key;
+    for (group = 0; this->block(n, group) != block;) ++group;
+    return true;
+  }
+  return false;
+}
+
+// As find, where a group may have a block in the pool or outside. What has to come is counted once it is known
+// which blocks are needed.
+StoredMatch PrefixIndex::find_stored(std::span<const int32_t> ids, const PrefixSalt& salt,
+                                     std::span<const BlockKey> keys, int most) {
+  StoredMatch match;
+  std::fill(run_.begin(), run_.end(), 0);
+  most = std::min({most, int(ids.size()), int(keys.size()) * block_tokens_});
+  int node = -1, last_node = -1, nodes = 0;
+  for (int depth = 1; depth * block_tokens_ <= most; ++depth) {
+    const auto block_ids = ids.subspan(size_t(depth - 1) * size_t(block_tokens_), size_t(block_tokens_));
+    if (nodes == depth - 1) {
+      node = lookup(node, salt, block_ids, hash_of(node, salt, block_ids));
+      if (node >= 0) last_node = node, nodes = depth;
+    }
+    bool will_do = true, any = nodes == depth;
+    for (int g = 0; g < groups(); ++g) {
+      const bool here =
+          (nodes == depth && block(node, g) != kNoBlock) || host_->find(keys[size_t(depth - 1)], g) >= 0;
+      any |= here;
+      run_[size_t(g)] = here ? run_[size_t(g)] + 1 : 0;
+      will_do &= run_[size_t(g)] >= depth - first_seen(g, depth * block_tokens_);
+    }
+    if (!any) break;
+    if (will_do)
+      match = {.node = last_node, .node_blocks = nodes, .blocks = depth, .tokens = depth * block_tokens_};
+  }
+  count_stored(match, keys);
+  return match;
+}
+
+void PrefixIndex::count_stored(StoredMatch& match, std::span<const BlockKey> keys) const {
+  for (int index = match.blocks, n = match.node; index-- > 0;) {
+    const bool known = index < match.node_blocks;
+    bool from_host = false, from_disk = false;
+    for (int g = 0; g < groups(); ++g) {
+      if (index < first_seen(g, match.tokens) || (known && block(n, g) != kNoBlock)) continue;
+      const int entry = host_->find(keys[size_t(index)], g);
+      const bool host = host_->where(entry) == HostTier::Where::host;
+      (host ? match.host_bytes : match.disk_bytes) += host_->bytes(entry);
+      from_host |= host, from_disk |= !host;
+    }
+    match.disk_tokens += from_disk ? block_tokens_ : 0;
+    match.host_tokens += from_host && !from_disk ? block_tokens_ : 0;
+    if (known) n = nodes_[size_t(n)].parent;
+  }
+}
+
 bool PrefixIndex::whole(int node) const {
   for (int g = 0; g < groups(); ++g)
     if (block(node, g) == kNoBlock) return false;
@@ -110,7 +185,9 @@ int PrefixIndex::used_by_others(const PrefixMatch& match) const {
 int PrefixIndex::newly_held(const PrefixMatch& match) const {
   int slots = 0, index = match.blocks;
   pool_.begin_count();
-  const auto count = [&](int node, int group) { slots += pool_.count_newly_held(block(node, group)); };
+  const auto count = [&](int node, int group) {
+    if (block(node, group) != kNoBlock) slots += pool_.count_newly_held(block(node, group));
+  };
   for (int n = match.node; n >= 0; n = nodes_[size_t(n)].parent) {
     --index;
     for (int g = 0; g < groups(); ++g)
@@ -149,7 +226,58 @@ void PrefixIndex::take_over(BlockTable& table, const PrefixMatch& match, std::ve
   }
 }
 
-void PrefixIndex::enter(BlockTable& table, std::span<const int32_t> ids, const PrefixSalt& salt) {
+// Shared first, all of it: what is taken then may push out cached blocks.
+int PrefixIndex::take_over(BlockTable& table, const StoredMatch& match, HostTier& host,
+                           std::span<const BlockKey> keys, std::vector<PendingBlock>& pending) {
+  CHECK(table.cursor.node < 0 && !table.cursor.stopped);
+  const auto in_pool = [&](int n, int index, int g) {
+    return index < match.node_blocks ? block(n, g) : kNoBlock;
+  };
+  const auto walk = [&](auto&& visit) {
+    for (int index = match.blocks, n = match.node; index-- > 0;) {
+      for (int g = 0; g < groups(); ++g)
+        if (index >= first_seen(g, match.tokens)) visit(n, index, g, in_pool(n, index, g));
+      if (index < match.node_blocks) n = nodes_[size_t(n)].parent;
+    }
+  };
+  if (match.node >= 0) move_cursor(table.cursor, match.node);  // so that nothing of the chain goes meanwhile
+  int whole = match.node_blocks;                               // from the first on, that were all in the pool
+  walk([&](int, int index, int g, BlockId known) {
+    if (known == kNoBlock) {
+      const int entry = host.find(keys[size_t(index)], g);
+      CHECK(entry >= 0, "it was found just now");
+      host.hold(entry);
+      host.touch(entry);
+      whole = std::min(whole, index);
+      return;
+    }
+    pool_.share(known);
+    pool_.count_hit(known);
+  });
+  table.open(match.blocks);
+  walk([&](int, int index, int g, BlockId known) {
+    if (known == kNoBlock) {
+      const int entry = host.find(keys[size_t(index)], g);
+      known = pool_.take(host.tier(entry));
+      CHECK(known != kNoBlock && pending.size() < pending.capacity(), "room for what comes");
+      pending.push_back({entry, known});
+    }
+    table.prepend(g, known);
+  });
+  int n = match.node;
+  for (int index = match.node_blocks; index > whole; --index) n = nodes_[size_t(n)].parent;
+  table.cursor.blocks = whole;
+  if (match.node < 0 || n == match.node) return whole;
+  if (n >= 0)
+    move_cursor(table.cursor, n);
+  else
+    --nodes_[size_t(std::exchange(table.cursor.node, -1))].cursors;
+  remove_if_unused(match.node);
+  return whole;
+}
+
+void PrefixIndex::enter(BlockTable& table, std::span<const int32_t> ids, const PrefixSalt& salt,
+                        std::span<const BlockKey> keys) {
   table.drop_sources(pool_);
   PrefixCursor& cursor = table.cursor;
   while (!cursor.stopped && (cursor.blocks + 1) * block_tokens_ <= int(ids.size())) {
@@ -161,17 +289,21 @@ void PrefixIndex::enter(BlockTable& table, std::span<const int32_t> ids, const P
       cursor.stopped = true;
       return;
     }
+    if (size_t(cursor.blocks) < keys.size()) nodes_[size_t(node)].key = keys[size_t(cursor.blocks)];
     adopt(table, cursor.blocks, node);
     move_cursor(cursor, node);
     ++cursor.blocks;
   }
 }
 
-// The table's blocks at `index` hold what the node stands for.
+// The table's blocks at `index` hold what the node stands for. What came from outside has none behind a window.
 void PrefixIndex::adopt(BlockTable& table, int index, int node) {
   for (int g = 0; g < groups(); ++g) {
     const BlockId mine = table.row(g)[size_t(index)], known = block(node, g);
-    CHECK(mine != kNoBlock, "a block is entered before it falls behind the window");
+    if (mine == kNoBlock) {
+      CHECK(windows_[size_t(g)] > 0, "a chain would have a hole");
+      continue;
+    }
     if (known == kNoBlock) {
       set_block(node, g, mine);
       pool_.keep(mine);

@@ -24,12 +24,12 @@
 #include <span>
 #include <vector>
 
+#include "kv/block_key.h"
 #include "kv/block_pool.h"
 #include "kv/block_table.h"
+#include "kv/host_tier.h"
 
 namespace sluice {
-
-using PrefixSalt = std::array<uint64_t, 2>;
 
 // Of a block: its parent's hash (a salt's, at the root) and its tokens.
 using PrefixHash = uint64_t (*)(uint64_t parent, std::span<const int32_t> tokens);
@@ -43,13 +43,35 @@ struct PrefixMatch {
   int tokens = 0;      // all together
 };
 
+// The same where blocks that are not in the pool are had from outside it (HostTier).
+struct StoredMatch {
+  int node = -1;        // of the last whole block that the index knows; -1: none
+  int node_blocks = 0;  // blocks down to it
+  int blocks = 0;       // whole blocks, those from outside included
+  int tokens = 0;
+  size_t host_bytes = 0, disk_bytes = 0;  // to be copied into the pool
+  int host_tokens = 0, disk_tokens = 0;   // of the blocks with any such bytes
+};
+
+// A block of a table whose content is yet to come from an entry of HostTier, which is held.
+struct PendingBlock {
+  int entry = -1;
+  BlockId block = kNoBlock;
+};
+
 class PrefixIndex final : public BlockPool::Keeper {
  public:
   PrefixIndex(const KvLayout& layout, BlockPool& pool, PrefixHash hash = chained_hash);
 
+  // Blocks are to be offered to the host tier (next_left), and looked for there.
+  void set_host(const HostTier* host);
+
   // The longest prefix of `ids`, at most `most` tokens, that can be taken over. Valid until the pool or the
   // index changes.
   PrefixMatch find(std::span<const int32_t> ids, const PrefixSalt& salt, int most);
+  // The same, in whole blocks, with what the host tier has. `keys`: of the whole blocks of `ids`.
+  StoredMatch find_stored(std::span<const int32_t> ids, const PrefixSalt& salt, std::span<const BlockKey> keys,
+                          int most);
   // Of the blocks that take_over would share, those that others use already, in groups that keep all; in slots.
   int used_by_others(const PrefixMatch& match) const;
   // Slots that are free and would not be after take_over, those of copies left out.
@@ -58,12 +80,23 @@ class PrefixIndex final : public BlockPool::Keeper {
   // Puts what was found into an empty table. `copies` gets what is to be copied before the table is read; the
   // pool must have a free block per group for it.
   void take_over(BlockTable& table, const PrefixMatch& match, std::vector<BlockMove>& copies);
+  // The same of a match with blocks from outside: those get a block of their own, and a line in `pending`; the
+  // pool must have room for them. Until their content has come, the table counts in the index as far as its
+  // blocks were in the pool without a gap: returns so many.
+  int take_over(BlockTable& table, const StoredMatch& match, HostTier& host, std::span<const BlockKey> keys,
+                std::vector<PendingBlock>& pending);
   // Enters the whole blocks of `ids`, all of which have been computed into the table. Where the index has a
   // block of the same content already, the table gets that one and its own is freed: steps in flight may still
   // read the old one, and run before any that writes to it.
-  void enter(BlockTable& table, std::span<const int32_t> ids, const PrefixSalt& salt);
+  // `keys`: their names, if they are to be offered to the host tier.
+  void enter(BlockTable& table, std::span<const int32_t> ids, const PrefixSalt& salt,
+             std::span<const BlockKey> keys = {});
   // Before the table is cleared.
   void leave(BlockTable& table);
+
+  // A block that lost its last owner and may be given up sooner or later, with what it is named by; in the
+  // order in which they did. False: there is none.
+  bool next_left(BlockId& block, BlockKey& key, int& group);
 
   // Forgets everything; no table may be in it.
   void clear();
@@ -82,6 +115,7 @@ class PrefixIndex final : public BlockPool::Keeper {
   struct Node {
     uint64_t hash = 0;
     PrefixSalt salt{};
+    BlockKey key = kNoBlockKey;
     int parent = -1, child = -1;    // child: the newest
     int younger = -1, older = -1;   // siblings
     int children = 0, cursors = 0;  // what it must stay for, besides blocks
@@ -89,6 +123,7 @@ class PrefixIndex final : public BlockPool::Keeper {
   };
 
   void forget(BlockId block) override;
+  void left(BlockId block) override;
 
   std::span<const int32_t> tokens(int node) const {
     return {tokens_.data() + size_t(node) * size_t(block_tokens_), size_t(block_tokens_)};
@@ -102,6 +137,7 @@ class PrefixIndex final : public BlockPool::Keeper {
   int lookup(int parent, const PrefixSalt& salt, std::span<const int32_t> tokens, uint64_t hash) const;
   void find_copy(std::span<const int32_t> ids, const PrefixSalt& salt, int most, PrefixMatch& match) const;
   bool whole(int node) const;
+  void count_stored(StoredMatch& match, std::span<const BlockKey> keys) const;
 
   int make(int parent, const PrefixSalt& salt, std::span<const int32_t> tokens, uint64_t hash);
   void adopt(BlockTable& table, int index, int node);
@@ -124,6 +160,11 @@ class PrefixIndex final : public BlockPool::Keeper {
   std::vector<int> slots_;       // open addressing by hash, linear probing; -1: empty
   std::vector<int> run_;         // [groups], of find
   int newest_root_ = -1;
+
+  const HostTier* host_ = nullptr;
+  std::vector<BlockId> left_;     // a ring of all that may be in it: [blocks of the pool]
+  std::vector<uint8_t> in_left_;  // [blocks of the pool]
+  size_t left_first_ = 0, left_count_ = 0;
 };
 
 }  // namespace sluice

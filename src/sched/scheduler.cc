@@ -33,10 +33,11 @@ void check_weights(const LaneWeights& weights) {
 
 }  // namespace
 
-Scheduler::Scheduler(const Policy& policy, const KvLayout& layout, int blocks)
+Scheduler::Scheduler(const Policy& policy, const KvLayout& layout, int blocks, HostTier* host)
     : policy_(policy),
       layout_(layout),
       pool_(blocks, layout.tiering),
+      host_(policy.prefix_cache ? host : nullptr),
       gate_(policy.batching),
       queue_(policy.lane_weights) {
   CHECK(policy.max_running > 0 && policy.step_tokens >= policy.max_running);
@@ -44,6 +45,11 @@ Scheduler::Scheduler(const Policy& policy, const KvLayout& layout, int blocks)
   CHECK(layout.peak_blocks(layout.max_length) <= blocks, "one sequence alone must fit the pool");
   set_policy(policy);
   if (policy.prefix_cache) prefixes_ = std::make_unique<PrefixIndex>(layout, pool_);
+  if (host_) {
+    prefixes_->set_host(host_);
+    pending_.resize(size_t(policy.max_running));
+    for (auto& pending : pending_) pending.reserve(size_t(layout.groups()) * size_t(layout.row_capacity()));
+  }
   for (int slot = policy.max_running - 1; slot >= 0; --slot) {
     tables_.push_back(std::make_unique<BlockTable>(layout));
     free_slots_.push_back(slot);
@@ -92,7 +98,9 @@ void Scheduler::plan(TimeNs now, StepPlan& plan) {
   }
   if (!by_lanes) admit_batch(state);
   if (by_lanes && !has_shares) admit_by_hunger(state);
+  restore(state);
   convert_old(state);
+  save(state);
 }
 
 // Pass 1: deadlines.
@@ -135,7 +143,7 @@ void Scheduler::find_barrier(PlanState& state) {
   for (int lane = 0; lane < kLanes; ++lane) {
     const Sequence* s = queue_.waiting(lane) > 0 ? queue_.next(Lane(lane)) : nullptr;
     if (s && state.now - s->arrived_at >= kPatienceNs &&
-        needed_by(*s, {}) > lane_share(policy_.lane_weights, lane, pool_.total()))
+        needed_by(*s, PrefixMatch()) > lane_share(policy_.lane_weights, lane, pool_.total()))
       state.barrier = std::min(state.barrier, s->order);
   }
 }
@@ -204,7 +212,7 @@ void Scheduler::limit_prompts(PlanState& state) {
   PromptPressure pressure;
   int top = kLanes - 1;
   for (const Sequence* s : running_) {
-    if (s->state != SequenceState::running || s->paused) continue;
+    if (s->state != SequenceState::running || s->paused || s->restoring_tokens > 0) continue;
     if (!gate_.makes_batches()) top = std::min(top, s->lane());
     const int wanted = s->wanted();  // 0: its last token is in flight
     pressure.generating += wanted == 1;
@@ -315,13 +323,16 @@ bool Scheduler::admit(PlanState& state, Sequence* s) {
                        : state.tokens <= 0 || grant(state, *s) == 0 ? AdmissionStop::budget
                                                                     : AdmissionStop::none;
   PrefixMatch match;
+  StoredMatch stored;
   int needed = 0;
   if (stop == AdmissionStop::none) {
     match = find_prefix(*s);
+    stored = find_stored(*s, match);
     const auto lacks = [&] {
-      needed = needed_by(*s, match);
+      needed = stored.blocks > 0 ? needed_by(*s, stored) : needed_by(*s, match);
       return needed + promised(state) > blocks_for(state, lane);
     };
+    if (stored.blocks > 0 && lacks()) stored = {};
     // A block that is copied needs room besides its copy, and one sequence alone must always fit.
     if (match.copied > 0 && lacks()) match.tokens -= std::exchange(match.copied, 0);
     // Nor must what is found keep it from starting because it lies scattered over many slots.
@@ -329,7 +340,7 @@ bool Scheduler::admit(PlanState& state, Sequence* s) {
       const PrefixMatch found = std::exchange(match, {});
       if (lacks()) match = found;
     }
-    stop = comes_soon(*s, match)                                           ? AdmissionStop::prefix
+    stop = comes_soon(*s, std::max(match.tokens, stored.tokens))           ? AdmissionStop::prefix
            : lacks() || !may_return(state, *s) || s->order > state.barrier ? AdmissionStop::blocks
                                                                            : AdmissionStop::none;
   }
@@ -338,8 +349,9 @@ bool Scheduler::admit(PlanState& state, Sequence* s) {
     make_room_for(state, *s, stop, needed);
     return false;
   }
-  start(state, s, match);
+  start(state, s, match, stored);
   ++state.plan.admitted;
+  if (s->restoring_tokens > 0) return true;
   // What it found in the cache may leave it less time than a newcomer was granted.
   const int count = std::max(grant(state, *s), least_chunk(state, std::min(s->wanted(), state.tokens)));
   CHECK(take(state, s, count), "an admitted sequence fits");
@@ -351,7 +363,10 @@ bool Scheduler::take(PlanState& state, Sequence* s, int count) {
   const int length = s->planned + count;
   const int missing = s->table->missing(length);
   if (missing > pool_.free() && !make_room(state, *s, missing)) return false;
+  held_tokens_.table_blocks -= s->table->row_blocks();
   CHECK(s->table->grow(pool_, length));
+  held_tokens_.table_blocks += s->table->row_blocks();
+  held_tokens_.planned += count;
   const bool samples = s->request.max_tokens > 0 && length == int(s->ids.size()) + s->samples_in_flight;
   state.plan.entries.push_back({s, s->planned, count, samples});
   state.plan.tokens += count;
@@ -370,7 +385,7 @@ bool Scheduler::take(PlanState& state, Sequence* s, int count) {
   return true;
 }
 
-void Scheduler::start(PlanState& state, Sequence* s, const PrefixMatch& match) {
+void Scheduler::start(PlanState& state, Sequence* s, const PrefixMatch& match, const StoredMatch& stored) {
   queue_.remove(s);
   CHECK(running_.size() < running_.capacity());
   running_.insert(std::upper_bound(running_.begin(), running_.end(), s, by_lane_and_order), s);
@@ -386,7 +401,12 @@ void Scheduler::start(PlanState& state, Sequence* s, const PrefixMatch& match) {
   const auto lane = size_t(s->lane());
   ++state.running[lane];
   lately_[lane].slots = std::max(lately_[lane].slots, state.running[lane]);
-  take_over(state, *s, match);
+  if (stored.blocks > 0)
+    take_over(state, *s, stored);
+  else
+    take_over(state, *s, match);
+  held_tokens_.planned += s->planned;
+  held_tokens_.table_blocks += s->table->row_blocks();
   state.held[lane] += s->table->held_slots();
   state.promised +=
       std::max(0, layout_.settled_blocks(int(s->ids.size())) - s->table->held_slots()) + layout_.spare_blocks();
@@ -409,12 +429,17 @@ void Scheduler::land(const PlanEntry& entry, int32_t sampled, FinishReason reaso
   }
   keep_landed(*s);
   if (wanted && reason != FinishReason::none) end(s, reason);
-  if (s->steps_in_flight == 0 && s->ended()) {
+  settle(s, now);
+  if (s->table) s->table->drop_behind(pool_, s->computed);
+}
+
+// What becomes of it once nothing of it is in flight any more.
+void Scheduler::settle(Sequence* s, TimeNs now) {
+  if (s->steps_in_flight > 0) return;
+  if (s->ended()) {
     if (s->slot >= 0) release(s);
-  } else if (s->steps_in_flight == 0 && s->state == SequenceState::leaving) {
+  } else if (s->state == SequenceState::leaving) {
     preempt(s, now);
-  } else {
-    s->table->drop_behind(pool_, s->computed);
   }
 }
 

@@ -19,6 +19,7 @@
 #include "sched/lanes.h"
 #include "sched/step_plan.h"
 #include "sched/step_time.h"
+#include "sched/transfer_rates.h"
 #include "sched/waiting_queue.h"
 
 namespace sluice {
@@ -40,10 +41,18 @@ struct Policy {
   bool prefix_cache = false;
 };
 
+// Over the sequences that run.
+struct HeldTokens {
+  int64_t planned = 0;       // tokens
+  int64_t table_blocks = 0;  // per group: entries of their tables
+};
+
 class Scheduler {
  public:
   // `blocks` must suffice for one sequence of layout.max_length alone: that is what makes every request finish.
-  Scheduler(const Policy& policy, const KvLayout& layout, int blocks);
+  // `host`, with policy.prefix_cache: where prefixes go besides the pool and are had from again; it outlives
+  // this.
+  Scheduler(const Policy& policy, const KvLayout& layout, int blocks, HostTier* host = nullptr);
 
   // Queues a sequence, in order of arrival. False: the queue is full.
   bool add(Sequence* sequence);
@@ -53,9 +62,11 @@ class Scheduler {
 
   // How long a step took to compute: the next ones are cut by it.
   void note_step(const StepPlan& plan, TimeNs took) { step_time_.note(plan, took); }
+  TransferRates& transfer_rates() { return rates_; }
 
-  // Once a step is done, before its entries land.
-  void land_moves(const StepPlan& plan) { pool_.land(plan.moves); }
+  // Once a step is done, before its entries land: its moves, and those between the pool and the host. Sequences
+  // that only waited for these may be gone() afterwards.
+  void land_moves(const StepPlan& plan, TimeNs now);
 
   // The caller's word on an entry whose step is done: `end` != none ends the sequence with it. `sampled` is
   // appended to its ids (-1: the step sampled nothing of it). For a sequence that ended meanwhile both are
@@ -74,6 +85,7 @@ class Scheduler {
   std::span<Sequence* const> running_of(int lane) const;
   const WaitingQueue& waiting() const { return queue_; }  // may be iterated over; preempted ones first
   const BlockPool& blocks() const { return pool_; }
+  const HeldTokens& held_tokens() const { return held_tokens_; }
   bool idle() const { return running_.empty() && queue_.empty(); }
   // Whether a further request would be queued.
   bool has_room() const { return queue_.never_admitted() < policy_.max_queue; }
@@ -102,7 +114,9 @@ class Scheduler {
   void admit_lane(PlanState& state, int lane);
   void admit_by_hunger(PlanState& state);
   void admit_batch(PlanState& state);
+  void restore(PlanState& state);      // scheduler_prefix.cc
   void convert_old(PlanState& state);  // scheduler_room.cc
+  void save(PlanState& state);         // scheduler_prefix.cc
 
   bool admit(PlanState& state, Sequence* sequence);
   int grant(const PlanState& state, const Sequence& sequence) const;
@@ -113,20 +127,26 @@ class Scheduler {
   bool contended(const PlanState& state, int lane) const;
   void earn(PlanState& state, int lane);
   bool take(PlanState& state, Sequence* sequence, int count);
-  void start(PlanState& state, Sequence* sequence, const PrefixMatch& match);
+  void start(PlanState& state, Sequence* sequence, const PrefixMatch& match, const StoredMatch& stored);
   bool quiet() const { return running_.empty() && !queue_.has_chosen() && !queue_.has_preempted(); }
 
   // What need not be computed again (scheduler_prefix.cc).
   PrefixMatch find_prefix(const Sequence& candidate) const;
-  bool comes_soon(const Sequence& candidate, const PrefixMatch& match) const;
+  StoredMatch find_stored(const Sequence& candidate, const PrefixMatch& match) const;
+  bool comes_soon(const Sequence& candidate, int found_tokens) const;
   void take_over(PlanState& state, Sequence& sequence, const PrefixMatch& match);
-  void keep_landed(const Sequence& sequence);
+  void take_over(PlanState& state, Sequence& sequence, const StoredMatch& match);
+  void keep_landed(Sequence& sequence);
+  size_t restore_of(PlanState& state, Sequence& sequence, size_t bytes);
+  void stop_restoring(Sequence& sequence);
+  void settle(Sequence* sequence, TimeNs now);
 
   // Slots and blocks, and who gives them up (scheduler_room.cc).
   int slots_for(const PlanState& state, int lane) const;
   int blocks_for(const PlanState& state, int lane) const;
   int promised(PlanState& state) const;
   int needed_by(const Sequence& candidate, const PrefixMatch& match) const;
+  int needed_by(const Sequence& candidate, const StoredMatch& match) const;
   bool may_return(const PlanState& state, const Sequence& candidate) const;
   bool make_room(PlanState& state, const Sequence& needy, int missing);
   void make_room_for(PlanState& state, const Sequence& candidate, AdmissionStop stop, int needed);
@@ -140,12 +160,16 @@ class Scheduler {
   Policy policy_;
   const KvLayout layout_;
   BlockPool pool_;
-  std::unique_ptr<PrefixIndex> prefixes_;  // null: the cache is off
+  std::unique_ptr<PrefixIndex> prefixes_;           // null: the cache is off
+  HostTier* const host_;                            // null: there is none
+  std::vector<std::vector<PendingBlock>> pending_;  // [max_running] by slot
+  TransferRates rates_;
   BatchGate gate_;
   StepTime step_time_;
   std::vector<std::unique_ptr<BlockTable>> tables_;  // [max_running] by slot
   std::vector<int> free_slots_;
   std::vector<Sequence*> running_;
+  HeldTokens held_tokens_;
   WaitingQueue queue_;
   DeadlineHeap deadlines_;
   uint64_t next_order_ = 1;

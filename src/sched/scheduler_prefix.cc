@@ -1,5 +1,7 @@
-// What of a sequence need not be computed, because another was computed that began alike (kv/prefix_index.h).
+// What of a sequence need not be computed, because another was computed that began alike (kv/prefix_index.h);
+// and what of that is not in the pool any more, but comes from outside it (kv/host_tier.h).
 #include <algorithm>
+#include <utility>
 
 #include "sched/plan_state.h"
 
@@ -21,12 +23,13 @@ PrefixMatch Scheduler::find_prefix(const Sequence& s) const {
 // Whether a sequence that runs is computing a prefix of this one, so much beyond what is found already that it
 // is better to wait a step or two. Only those that came earlier, and not in a later lane, are waited for: so a
 // wait ends, and nobody waits for the batch lane.
-bool Scheduler::comes_soon(const Sequence& candidate, const PrefixMatch& match) const {
+bool Scheduler::comes_soon(const Sequence& candidate, int found_tokens) const {
   if (!prefixes_ || (candidate.request.sampling.prompt_top_logprobs >= 0 && candidate.generated() == 0))
     return false;
-  const int least = match.tokens + kWorthWaitingBlocks * layout_.block_tokens;
+  const int least = found_tokens + kWorthWaitingBlocks * layout_.block_tokens;
   for (const Sequence* s : running_) {
-    if (!s->plannable() || s->order > candidate.order || s->lane() > candidate.lane()) continue;
+    const bool restoring = s->state == SequenceState::running && s->restoring_tokens > 0;
+    if ((!s->plannable() && !restoring) || s->order > candidate.order || s->lane() > candidate.lane()) continue;
     const int both = std::min(int(s->ids.size()), int(candidate.ids.size()) - 1);
     if (s->computed >= both || both < least || s->request.cache_salt != candidate.request.cache_salt) continue;
     const auto until = std::mismatch(s->ids.begin(), s->ids.begin() + both, candidate.ids.begin()).first;
@@ -48,10 +51,137 @@ void Scheduler::take_over(PlanState& state, Sequence& s, const PrefixMatch& matc
 
 // What has landed is never written again. A token that was thrown away is not in `ids`, so what was computed of
 // it is not kept.
-void Scheduler::keep_landed(const Sequence& s) {
+void Scheduler::keep_landed(Sequence& s) {
   if (!prefixes_) return;
-  const size_t known = std::min(size_t(s.computed), s.ids.size());
-  prefixes_->enter(*s.table, std::span(s.ids).first(known), s.request.cache_salt);
+  const auto known = std::span<const int32_t>(s.ids).first(std::min(size_t(s.computed), s.ids.size()));
+  if (s.keys.capacity() > 0) extend_keys(s.keys, known, s.request.cache_salt, layout_.block_tokens);
+  prefixes_->enter(*s.table, known, s.request.cache_salt, s.keys);
+}
+
+// What the pool and the host have together, if that is more than the pool has, and sooner copied than computed.
+StoredMatch Scheduler::find_stored(const Sequence& s, const PrefixMatch& match) const {
+  if (!host_ || s.keys.empty() || (s.request.sampling.prompt_top_logprobs >= 0 && s.generated() == 0))
+    return {};
+  if (host_->blocks_on_host() == 0 && host_->blocks_on_disk() == 0) return {};
+  const StoredMatch stored = prefixes_->find_stored(s.ids, s.request.cache_salt, s.keys, int(s.ids.size()) - 1);
+  if (stored.tokens <= match.tokens || stored.host_bytes + stored.disk_bytes == 0) return {};
+  const double recompute =
+      step_time_.known() ? step_time_.prompt(match.tokens, stored.tokens - match.tokens) : 0;
+  return rates_.worth_restoring(stored.host_bytes, stored.disk_bytes, recompute) ? stored : StoredMatch();
+}
+
+void Scheduler::take_over(PlanState& state, Sequence& s, const StoredMatch& match) {
+  auto& pending = pending_[size_t(s.slot)];
+  CHECK(pending.empty());
+  const int whole = prefixes_->take_over(*s.table, match, *host_, s.keys, pending);
+  s.computed = s.planned = whole * layout_.block_tokens;
+  s.restoring_tokens = match.tokens;
+  StepPlan& plan = state.plan;
+  plan.host_tokens += match.host_tokens, plan.disk_tokens += match.disk_tokens;
+  if (s.preemptions > 0) {
+    s.resumed_tokens += match.tokens, plan.resumed_tokens += match.tokens;
+    return;
+  }
+  s.cached_tokens = match.tokens, s.host_tokens = match.host_tokens, s.disk_tokens = match.disk_tokens;
+  plan.cached_tokens += match.tokens;
+  plan.looked_up_tokens += s.prompt_tokens;
+}
+
+// Pass: blocks that somebody waits for come back, as many as a step may take.
+void Scheduler::restore(PlanState& state) {
+  if (!host_) return;
+  size_t bytes = rates_.step_bytes();
+  for (size_t i = 0; i < running_.size();) {
+    Sequence* s = running_[i];
+    if (s->state == SequenceState::running && s->restoring_tokens > 0) bytes = restore_of(state, *s, bytes);
+    if (i < running_.size() && running_[i] == s) ++i;
+  }
+}
+
+// Returns what is left of `bytes`. A block that turns out to be lost makes the sequence begin anew, with what
+// is found then.
+size_t Scheduler::restore_of(PlanState& state, Sequence& s, size_t bytes) {
+  auto& pending = pending_[size_t(s.slot)];
+  std::vector<HostMove>& moves = state.plan.host_moves;
+  const size_t before = moves.size();
+  bool lost = false;
+  for (size_t i = 0; i < pending.size() && !lost;) {
+    const auto [entry, block] = pending[i];
+    const HostTier::Where where = host_->where(entry);
+    lost = where == HostTier::Where::nowhere;
+    if (where == HostTier::Where::disk) host_->fetch(entry);
+    if (where == HostTier::Where::host && bytes > 0 && moves.size() < moves.capacity()) {
+      moves.push_back({pool_.ref(block), host_->place(entry), entry, &s});
+      bytes -= std::min(bytes, host_->bytes(entry));
+      pending[i] = pending.back();
+      pending.pop_back();
+    } else {
+      ++i;
+    }
+  }
+  s.restores_in_flight += int(moves.size() - before);
+  s.steps_in_flight += moves.size() > before;
+  if (!lost) return bytes;
+  if (s.steps_in_flight > 0)
+    s.state = SequenceState::leaving;
+  else
+    preempt(&s, state.now);
+  return bytes;
+}
+
+void Scheduler::stop_restoring(Sequence& s) {
+  auto& pending = pending_[size_t(s.slot)];
+  for (const PendingBlock& p : pending) host_->release(p.entry);
+  pending.clear();
+  s.restoring_tokens = 0;
+}
+
+// Last pass: what might be given up goes to the host, before it is. Nothing takes blocks after it, and the next
+// step's ops wait for these copies, so nobody need hold the blocks meanwhile.
+void Scheduler::save(PlanState& state) {
+  if (!host_) return;
+  const std::vector<BlockMove>& just_moved = state.plan.moves;
+  std::vector<HostMove>& moves = state.plan.host_moves;
+  size_t bytes = rates_.step_bytes();
+  BlockId block;
+  BlockKey key;
+  int group;
+  while (bytes > 0 && moves.size() < moves.capacity() && prefixes_->next_left(block, key, group)) {
+    if (const int entry = host_->find(key, group); entry >= 0) {
+      host_->touch(entry);
+      continue;
+    }
+    const KvRef ref = pool_.ref(block);
+    // Its content comes to this place with the step's moves only.
+    if (std::any_of(just_moved.begin(), just_moved.end(), [&](const BlockMove& m) { return m.second == ref; }))
+      continue;
+    const int entry = host_->reserve(key, group, kv_tier(ref));
+    if (entry < 0) continue;
+    moves.push_back({ref, host_->place(entry), entry});
+    bytes -= std::min(bytes, host_->bytes(entry));
+  }
+}
+
+void Scheduler::land_moves(const StepPlan& plan, TimeNs now) {
+  pool_.land(plan.moves);
+  for (size_t i = 0; i < plan.host_moves.size(); ++i) {
+    const HostMove& move = plan.host_moves[i];
+    Sequence* s = move.to;
+    if (!s) {
+      host_->filled(move.entry);
+      continue;
+    }
+    host_->release(move.entry);
+    --s->restores_in_flight;
+    if (i + 1 < plan.host_moves.size() && plan.host_moves[i + 1].to == s) continue;
+    --s->steps_in_flight;
+    settle(s, now);
+    if (s->state != SequenceState::running || s->restores_in_flight > 0 || !pending_[size_t(s->slot)].empty())
+      continue;
+    held_tokens_.planned += s->restoring_tokens - s->planned;
+    s->computed = s->planned = std::exchange(s->restoring_tokens, 0);
+    keep_landed(*s);
+  }
 }
 
 }  // namespace sluice

@@ -76,6 +76,17 @@ int Scheduler::needed_by(const Sequence& candidate, const PrefixMatch& match) co
   return std::max(needed, first + (match.tokens > 0 ? prefixes_->newly_held(match) : 0));
 }
 
+// What comes from outside the pool needs the room that it would need if it were computed.
+int Scheduler::needed_by(const Sequence& candidate, const StoredMatch& match) const {
+  const PrefixMatch in_pool = {
+      .node = match.node, .blocks = match.node_blocks, .tokens = match.node_blocks * layout_.block_tokens};
+  const int needed = needed_by(candidate, in_pool);
+  if (!pool_.tiered()) return needed;
+  const int soon = std::min(int(candidate.ids.size()), match.tokens + policy_.step_tokens);
+  const int first = layout_.groups() * (layout_.blocks_for(soon) - match.node_blocks);
+  return std::max(needed, first + (in_pool.blocks > 0 ? prefixes_->newly_held(in_pool) : 0));
+}
+
 // Nobody makes a protected sequence give way, other protected ones included: so they only run together where
 // all of them fit at their longest.
 bool Scheduler::may_return(const PlanState& state, const Sequence& candidate) const {
@@ -207,6 +218,9 @@ void Scheduler::preempt(Sequence* s, TimeNs now) {
 
 // Slot and blocks go back.
 void Scheduler::release(Sequence* s) {
+  if (host_) stop_restoring(*s);
+  held_tokens_.planned -= s->planned;
+  held_tokens_.table_blocks -= s->table->row_blocks();
   if (prefixes_) prefixes_->leave(*s->table);
   s->table->clear(pool_);
   free_slots_.push_back(s->slot);

@@ -1,10 +1,12 @@
 // Random traffic through a fake executor, two steps in flight, with little memory, under every batching policy:
 // every request ends, nothing leaks, no step exceeds its budget, nobody is overtaken, nobody joins a batch;
 // with the prefix cache, what is found there is what would have been computed, and nobody writes to what others
-// read; with tiers, what was moved is found where it was moved to. The invariants are checked at every step.
+// read; with tiers, what was moved is found where it was moved to; with memory outside the pool and files, what
+// comes back from there is what went, or it is computed again. The invariants are checked at every step.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <map>
 #include <memory>
@@ -29,10 +31,33 @@ struct Traffic {
   bool grow = false;            // short prompts, answers of the full length
   bool shared_prompts = false;  // few beginnings, and answers that are asked about further
   int salts = 1;
+  int host_slots = 0;                          // memory outside the pool
+  int disk_blocks = 0;                         // in files, of the largest size
+  double corrupt_share = 0, failed_share = 0;  // of jobs on files
   double cancel_share = 0.1, pause_share = 0.05, deadline_share = 0.1, host_state_share = 0.2;
 };
 
 constexpr int kTenants = 5;
+
+// Files that take their time, and are not to be relied on.
+class FakeFiles final : public DiskQueue {
+ public:
+  using Content = std::array<int32_t, 4>;
+  struct File {
+    KvTier tier;
+    Content content;
+  };
+  static constexpr size_t kMostJobs = 8;
+
+  bool post(const DiskJob& job) override {
+    if (jobs.size() == kMostJobs) return false;
+    jobs.push_back(job);
+    return true;
+  }
+
+  std::deque<DiskJob> jobs;
+  std::map<std::pair<BlockKey, int>, File> files;
+};
 
 class Simulation {
  public:
@@ -44,7 +69,14 @@ class Simulation {
                .tiering = t.tiering,
                .whole_context = t.whole_context};
     const int blocks = layout_.peak_blocks(t.max_length) + t.blocks;
-    scheduler_ = std::make_unique<Scheduler>(t.policy, layout_, blocks);
+    if (t.host_slots > 0) {
+      host_ =
+          std::make_unique<HostTier>(HostTierShape{t.host_slots, kSlotUnits, size_t(t.disk_blocks) * kSlotUnits,
+                                                   t.disk_blocks * kSlotUnits},
+                                     t.disk_blocks ? &files_ : nullptr);
+      host_memory_.assign(size_t(t.host_slots) * kSlotUnits * 4, kNothing);
+    }
+    scheduler_ = std::make_unique<Scheduler>(t.policy, layout_, blocks, host_.get());
     cache_.assign(size_t(blocks) * kSlotUnits * 4, kNothing);
   }
 
@@ -56,7 +88,7 @@ class Simulation {
       disturb();
       if (flying_.size() < 2) {
         auto plan = std::make_unique<StepPlan>();
-        plan->reserve(traffic_.policy.max_running, traffic_.policy.max_queue, layout_);
+        plan->reserve(traffic_.policy.max_running, traffic_.policy.max_queue, layout_, 6);
         const std::vector<Sequence*> before(scheduler_->running().begin(), scheduler_->running().end());
         scheduler_->plan(now_, *plan);
         const bool busy = std::any_of(before.begin(), before.end(), [&](Sequence* s) {
@@ -71,10 +103,13 @@ class Simulation {
         }
       }
       if (flying_.size() == 2 || (!flying_.empty() && chance(0.3))) land();
+      while (!files_.jobs.empty() && chance(0.5)) work_on_files();
       check_blocks();
       if (testing::Test::HasFatalFailure()) return;
     }
     while (!flying_.empty()) land();
+    while (!files_.jobs.empty()) work_on_files();
+    if (host_) host_->check();
     ASSERT_LT(now_, limit) << "requests were left unfinished";
     EXPECT_TRUE(scheduler_->idle());
     EXPECT_EQ(scheduler_->blocks().used(), 0);
@@ -106,6 +141,10 @@ class Simulation {
     return n;
   }
   int copies() const { return copies_; }
+  int saved() const { return saved_; }
+  int restored() const { return restored_; }
+  int read_from_files() const { return read_; }
+  int lost() const { return lost_; }
   int moves_to(KvTier tier) const { return moves_to_[size_t(tier)]; }
   int gaps_closed() const { return gaps_closed_; }
   int moves_alone() const { return moves_alone_; }
@@ -145,6 +184,7 @@ class Simulation {
     r.tenant = uint32_t(between(0, kTenants - 1));
     auto s = std::make_unique<Sequence>(std::move(r));
     s->needs_host_state = chance(traffic_.host_state_share);
+    if (host_) s->name_blocks(layout_.block_tokens);
     s->arrived_at = now_;
     if (!scheduler_->add(s.get())) {
       ++refused_;
@@ -201,10 +241,55 @@ class Simulation {
     moves_alone_ += plan.entries.empty();
   }
 
+  int32_t* host_place(KvRef ref) { return host_memory_.data() + kv_first_unit(ref) * 4; }
+
+  void copy_host(const StepPlan& plan) {
+    for (const HostMove& move : plan.host_moves) {
+      ASSERT_EQ(kv_tier(move.block), kv_tier(move.place)) << "a block keeps its tier";
+      if (move.to) {
+        std::copy_n(host_place(move.place), 4, place(move.block));
+        empty_rest(move.block);
+      } else {
+        std::copy_n(place(move.block), 4, host_place(move.place));
+      }
+      ++(move.to ? restored_ : saved_);
+    }
+  }
+
+  void work_on_files() {
+    const DiskJob job = files_.jobs.front();
+    files_.jobs.pop_front();
+    const std::pair name(job.key, job.group);
+    DiskOutcome outcome = chance(traffic_.failed_share) ? DiskOutcome::failed : DiskOutcome::done;
+    if (job.kind == DiskJob::Kind::remove) {
+      files_.files.erase(name);
+    } else if (job.kind == DiskJob::Kind::write) {
+      FakeFiles::File file{job.tier, {}};
+      std::copy_n(host_place(job.place), 4, file.content.begin());
+      if (outcome == DiskOutcome::done) files_.files[name] = file;
+    } else {
+      ASSERT_TRUE(files_.files.contains(name)) << "read though it was removed";
+      if (chance(traffic_.corrupt_share)) outcome = DiskOutcome::corrupt;
+      lost_ += outcome != DiskOutcome::done;
+      ++read_;
+      if (outcome == DiskOutcome::done)
+        std::copy_n(files_.files[name].content.begin(), 4, host_place(job.place));
+    }
+    host_->finish(job, outcome);
+  }
+
   // As a device would: copies, then what is computed is stored and read back through the tables. The cache
-  // holds tokens, each with the group and the salt it was stored under.
+  // holds tokens, each with the group and the salt it was stored under. Copies to and from the host may be made
+  // before or after.
   void execute(const Flight& flight) {
+    const bool host_first = chance(0.5);
+    if (host_first) copy_host(*flight.plan);
     make_moves(*flight.plan);
+    compute(flight);
+    if (!host_first) copy_host(*flight.plan);
+  }
+
+  void compute(const Flight& flight) {
     for (size_t i = 0; i < flight.plan->entries.size(); ++i) {
       const PlanEntry& e = flight.plan->entries[i];
       const Sequence& s = *e.sequence;
@@ -321,7 +406,7 @@ class Simulation {
     const StepPlan* plan = flight.plan.get();
     flying_.pop_front();
     execute(flight);
-    scheduler_->land_moves(*plan);
+    scheduler_->land_moves(*plan, now_);
     if (traffic_.seed % 2) scheduler_->note_step(*plan, 4000 + 30 * plan->tokens);
     for (const PlanEntry& e : plan->entries) {
       Sequence* s = e.sequence;
@@ -348,6 +433,11 @@ class Simulation {
       for (BlockId b : s->table->sources()) ++owned[b];
     }
     ASSERT_EQ(held, 0);
+    HeldTokens tokens;
+    for (const Sequence* s : scheduler_->running())
+      tokens.planned += s->planned, tokens.table_blocks += s->table->row_blocks();
+    ASSERT_EQ(scheduler_->held_tokens().planned, tokens.planned);
+    ASSERT_EQ(scheduler_->held_tokens().table_blocks, tokens.table_blocks);
     for (const auto& [b, owners] : owned) {
       ASSERT_EQ(scheduler_->blocks().owners(b), owners);
       ASSERT_TRUE(owners == 1 || scheduler_->blocks().kept(b)) << "two share what cannot be found";
@@ -359,15 +449,20 @@ class Simulation {
     ASSERT_EQ(scheduler_->blocks().used(), int(slots.size()));
     ASSERT_TRUE(scheduler_->prefixes() || scheduler_->blocks().cached() == 0);
     if (scheduler_->prefixes() && now_ % 16 == 0) scheduler_->prefixes()->check();
+    if (host_ && now_ % 16 == 0) host_->check();
   }
 
   const Traffic traffic_;
   std::mt19937 random_;
   KvLayout layout_;
+  FakeFiles files_;
+  std::unique_ptr<HostTier> host_;
+  std::vector<int32_t> host_memory_;  // [slots, kSlotUnits, 4]
   std::unique_ptr<Scheduler> scheduler_;
   std::deque<std::unique_ptr<Sequence>> sequences_;
   std::deque<Flight> flying_;
   std::vector<int32_t> cache_;  // [slots, kSlotUnits, 4]
+  int saved_ = 0, restored_ = 0, read_ = 0, lost_ = 0;
   int copies_ = 0, gaps_closed_ = 0, moves_alone_ = 0;
   int moves_to_[kKvTiers] = {};
   TimeNs now_ = 0;
@@ -525,6 +620,44 @@ TEST(SchedulerTraffic, ConvertedBlocksAreFoundAndRight) {
   EXPECT_GT(copies, 1000);
   EXPECT_GT(preemptions, 50);
   EXPECT_GT(evicted, 1000u);
+}
+
+// What the pool gives up is kept in memory outside it, and in files that fail and rot; it comes back where it
+// is wanted, in the tier it went in, while others run, are preempted and cancelled.
+TEST(SchedulerTraffic, BlocksComeBackFromOutsideThePool) {
+  int saved = 0, restored = 0, read = 0, lost = 0;
+  int64_t preemptions = 0;
+  for (uint32_t seed = 1; seed <= 600; ++seed) {
+    Traffic t;
+    t.seed = seed;
+    t.requests = 80;
+    if (seed % 3 == 0) t.tiering = kTierings[seed % 4];
+    t.policy = {
+        .max_running = int(1 + seed % 9), .step_tokens = int(9 + seed % 50), .max_queue = int(2 + seed % 30)};
+    t.policy.batching =
+        batching_of(seed % 5 ? BatchingKind::continuous : BatchingKind::windowed, seed, t.policy.max_running);
+    t.policy.prefix_cache = true;
+    t.shared_prompts = true;
+    t.salts = int(1 + seed % 2);
+    t.blocks = int(seed % 24);
+    t.host_slots = int(1 + seed % 7 * 10);
+    t.disk_blocks = seed % 2 ? int(4 + seed % 100) : 0;
+    if (seed % 10 < 5) t.corrupt_share = 0.1, t.failed_share = 0.1;
+    if (seed % 4 == 1) t.windows = {0, 10};
+    if (seed % 5 == 2) t.windows = {7, 0, 30};
+    if (seed % 8 == 3) t.windows = {13};
+    if (seed % 8 == 7) t.windows = {0, 0, 1};
+    Simulation run(t);
+    run.run();
+    ASSERT_FALSE(testing::Test::HasFatalFailure()) << "seed " << seed;
+    saved += run.saved(), restored += run.restored(), read += run.read_from_files(), lost += run.lost();
+    preemptions += run.preemptions();
+  }
+  EXPECT_GT(saved, 10000);
+  EXPECT_GT(restored, 3000);
+  EXPECT_GT(read, 500);
+  EXPECT_GT(lost, 50);
+  EXPECT_GT(preemptions, 50);
 }
 
 // Reserved at admission, whatever is used of it.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "kv/block_key.h"
 #include "kv/block_table.h"
 #include "sched/request.h"
 
@@ -33,8 +34,16 @@ struct Sequence {
     request.prompt = {};  // they live in `ids` from here on
   }
 
+  // On the client's thread too, where blocks are kept outside the pool: names of the prompt's whole blocks, and
+  // room for those to come.
+  void name_blocks(int block_tokens) {
+    keys.reserve(ids.capacity() / size_t(block_tokens));
+    extend_keys(keys, ids, request.cache_salt, block_tokens);
+  }
+
   Request request;
-  std::vector<int32_t> ids;  // prompt, then generated
+  std::vector<int32_t> ids;    // prompt, then generated
+  std::vector<BlockKey> keys;  // of whole blocks, from the first on; empty: they stay in the pool
   int prompt_tokens = 0;
 
   // Its next step needs what the last one sampled, on the host (penalties over its history): nothing sampled
@@ -57,9 +66,14 @@ struct Sequence {
   int planned = 0;              // computed or in flight
   int steps_in_flight = 0;
   int samples_in_flight = 0;  // of those steps, the ones that sample a token of it
-  int resumed_length = 0;     // ids.size() when it was last admitted
-  int cached_tokens = 0;      // of the prompt, found in the prefix cache at its first admission
-  int resumed_tokens = 0;     // found there when it resumed, summed over its preemptions
+  // Until so many tokens are in its table it is not planned: their blocks come from outside the pool. 0: none
+  // do.
+  int restoring_tokens = 0;
+  int restores_in_flight = 0;            // blocks
+  int resumed_length = 0;                // ids.size() when it was last admitted
+  int cached_tokens = 0;                 // of the prompt, found in the prefix cache at its first admission
+  int host_tokens = 0, disk_tokens = 0;  // of these, those whose blocks were not in the pool
+  int resumed_tokens = 0;                // found there when it resumed, summed over its preemptions
   int preemptions = 0;
   int forced_preemptions = 0;  // of these, the ones that its client had no part in
   TimeNs admitted_at = 0;      // first admission
@@ -92,7 +106,7 @@ struct Sequence {
     return int(ids.size()) + samples_in_flight - planned;
   }
   bool plannable() const {
-    return state == SequenceState::running && !paused && !awaits_mask &&
+    return state == SequenceState::running && restoring_tokens == 0 && !paused && !awaits_mask &&
            !(needs_host_state && samples_in_flight > 0);
   }
 };

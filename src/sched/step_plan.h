@@ -63,11 +63,21 @@ constexpr const char* flush_reason_name(FlushReason reason) {
   return "?";
 }
 
+// A block between the pool and host memory (kv/host_tier.h).
+struct HostMove {
+  KvRef block = kNoKvRef;  // in the pool
+  KvRef place = kNoKvRef;  // in host memory
+  int entry = -1;
+  Sequence* to = nullptr;  // who waits for it; null: the block goes to the host
+};
+
 struct StepPlan {
   std::vector<PlanEntry> entries;  // one per sequence; capacity for all that may run
   // To be made before the step's ops. Copies: content that a sequence goes on from in a block of its own;
   // capacity for all slots. Moves: blocks that go to another place; none depends on another or on a copy.
   std::vector<BlockMove> copies, moves;
+  // To be made beside the ops, before those of the next step. Those of one sequence stand together.
+  std::vector<HostMove> host_moves;
   std::vector<Sequence*> expired;  // ended by their deadline while planning; the caller tells their clients
   int tokens = 0;
   int admitted = 0;
@@ -77,27 +87,31 @@ struct StepPlan {
   // Prompt tokens of those admitted for the first time that were looked up in the prefix cache, and found;
   // tokens found by those that resumed.
   int looked_up_tokens = 0, cached_tokens = 0, resumed_tokens = 0;
+  int host_tokens = 0, disk_tokens = 0;  // of those found, the ones that were not in the pool
   AdmissionStop stopped_by = AdmissionStop::none;
   FlushReason flushed_by = FlushReason::none;  // a batch began, by a policy that makes batches
   int batch = 0;                               // then its members; they may take several steps to be admitted
 
   // Room for all that may ever be in it.
-  void reserve(int max_running, int max_queue, const KvLayout& layout = {.windows = {0}}) {
+  void reserve(int max_running, int max_queue, const KvLayout& layout = {.windows = {0}},
+               int most_host_moves = 0) {
+    host_moves.reserve(size_t(most_host_moves));
     copies.reserve(size_t(max_running) * size_t(layout.groups()));
     moves.reserve(size_t(layout.most_moves()));
     entries.reserve(size_t(max_running));
     expired.reserve(size_t(max_running) * 2 + size_t(max_queue));
   }
-  // A plan of moves alone makes room for those who were held back.
-  bool empty() const { return entries.empty() && moves.empty(); }
+  // A plan of moves alone makes room for those who were held back, or brings blocks to and from the host.
+  bool empty() const { return entries.empty() && moves.empty() && host_moves.empty(); }
   void reset() {
     entries.clear();
     copies.clear();
     moves.clear();
+    host_moves.clear();
     expired.clear();
     preempted_of = {};
     tokens = admitted = preempted = held_back = batch = 0;
-    looked_up_tokens = cached_tokens = resumed_tokens = 0;
+    looked_up_tokens = cached_tokens = resumed_tokens = host_tokens = disk_tokens = 0;
     stopped_by = AdmissionStop::none;
     flushed_by = FlushReason::none;
   }

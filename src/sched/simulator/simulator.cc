@@ -149,7 +149,7 @@ class Simulation {
     Flight* flight = under_way_.front();
     under_way_.pop_front();
     scheduler_.note_step(flight->plan, flight->takes);
-    scheduler_.land_moves(flight->plan);
+    scheduler_.land_moves(flight->plan, now_);
     for (const PlanEntry& entry : flight->plan.entries) land(entry);
     now_ += setup_.host.commit_ns + TimeNs(flight->plan.entries.size()) * setup_.host.commit_sequence_ns;
     free_.push_back(flight);
