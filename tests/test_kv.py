@@ -141,7 +141,8 @@ def test_long_contexts_are_decoded_over_a_part_of_their_blocks(start):
 
 
 NEEDLE = "the secret code of the castle of Arnholm is 48213."
-HAY = "\n".join(f"{i}. The {['road', 'river', 'wall', 'tower'][i % 4]} of {['Lund', 'Mora', 'Visby'][i % 3]} is {i + 2} miles long." for i in range(70))
+HAY = "\n".join(f"The {what} of {place} is {how}, and nobody knows who built it." for what in ["road", "old river", "wall", "tower", "white bridge"]
+                for place in ["Lund", "Mora", "Visby"] for how in ["long", "steep", "narrow", "closed"])
 
 
 @pytest.mark.parametrize("settings", [{}, {"kv.precision": "int8"}, {"kv.precision": "tiered", "kv.tier_full_tokens": 64, "kv.tier_int8_tokens": 256},

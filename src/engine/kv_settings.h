@@ -18,7 +18,7 @@ struct KvSettings {
   std::string allocation = "paged";      // paged or contiguous_max_context
   int sliding_window = 0;                // tokens that every layer sees at most; 0: as the model says
   size_t host_bytes = 0;                 // host memory for blocks that the pool gives up; 0: none
-  std::string disk_path;                 // folder for such blocks; empty: none
+  std::string disk_path{};               // folder for such blocks; empty: none
   size_t disk_bytes = size_t{16} << 30;  // its files take at most
   int sparse_above = 0;      // tokens; longer contexts are decoded over a part of their blocks; 0: off
   double sparse_keep = 0.5;  // that part, of a context's blocks

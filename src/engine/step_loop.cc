@@ -98,6 +98,7 @@ bool StepLoop::launch_next() {
   r.planned_at = now_ns();
   scheduler_.plan(r.planned_at, step->plan);
   const TimeNs built_from = now_ns();
+  meter_prefixes(step->plan);
   for (Sequence* s : step->plan.expired) {
     auto& live = static_cast<LiveRequest&>(*s);
     end_without_token(live, FinishReason::deadline, built_from);

@@ -95,6 +95,7 @@ class StepLoop {
   void notify_clients();
   void record(Step& step, TimeNs commit_began);
   void meter(const StepRecord& record);
+  void meter_prefixes(const StepPlan& plan);
   void warm_up_prompt(int tokens, bool tells_time);
   void warm_up_bucket(int rows);
   void run_alone(Step* step);

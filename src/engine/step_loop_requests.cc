@@ -403,12 +403,6 @@ void StepLoop::meter(const StepRecord& r) {
   meters_.graph_steps[size_t(r.graph)]->add();
   meters_.step_tokens.observe(r.tokens);
   meters_.step_sequences.observe(r.sequences);
-  meters_.prefix_looked_up_tokens.add(uint64_t(r.looked_up_tokens));
-  meters_.prefix_found_tokens.add(uint64_t(r.cached_tokens));
-  meters_.prefix_resumed_tokens.add(uint64_t(r.resumed_tokens));
-  meters_.prefix_host_tokens.add(uint64_t(r.host_tokens));
-  meters_.prefix_disk_tokens.add(uint64_t(r.disk_tokens));
-  meters_.prefix_hit_ratio.set(prefix_hit_share_.after(r.looked_up_tokens, r.cached_tokens));
   if (r.sparse_blocks > 0) {
     meters_.kv_sparse_blocks.add(uint64_t(r.sparse_blocks));
     meters_.kv_sparse_blocks_read.add(uint64_t(r.sparse_blocks_read));
@@ -418,6 +412,17 @@ void StepLoop::meter(const StepRecord& r) {
     meters_.batch_requests.observe(r.batch);
     meters_.batches[size_t(r.flushed_by)]->add();
   }
+}
+
+// Of the plan and not of its step: one that only admitted somebody who waits for files is never run.
+void StepLoop::meter_prefixes(const StepPlan& plan) {
+  meters_.prefix_looked_up_tokens.add(uint64_t(plan.looked_up_tokens));
+  meters_.prefix_found_tokens.add(uint64_t(plan.cached_tokens));
+  meters_.prefix_resumed_tokens.add(uint64_t(plan.resumed_tokens));
+  meters_.prefix_host_tokens.add(uint64_t(plan.host_tokens));
+  meters_.prefix_disk_tokens.add(uint64_t(plan.disk_tokens));
+  if (plan.looked_up_tokens > 0)
+    meters_.prefix_hit_ratio.set(prefix_hit_share_.after(plan.looked_up_tokens, plan.cached_tokens));
 }
 
 void StepLoop::publish_status() {
