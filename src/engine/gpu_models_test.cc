@@ -86,7 +86,8 @@ TEST_P(GpuModels, LogitsAreTheReferences) {
       EXPECT_NEAR(logprob(got[i], ids[i + 1]), logprobs[i], tolerance() * scale)
           << ids.size() << " tokens, " << i;
   }
-  EXPECT_LT(worst, tolerance());
+  // Rounding activations to E4M3 is 2.6 % a product, and these small models add few up.
+  EXPECT_LT(worst, eight_bits() ? 0.15 : tolerance());
   RecordProperty("worst_logit", std::to_string(worst));
   printf("  %-24s worst logit off by %.4f of the largest\n", GetParam(), worst);
 }

@@ -101,7 +101,8 @@ void CublasLt::describe(const Product& p, int64_t rows) {
     check(lt_.desc_set(float_, what, &value, sizeof value), name);
   };
   // cuBLAS's A is w. Fast sums keep 14 bits, as the streaming kernel's within a stage.
-  const bool blocks = p.factors == Factors::fp8_blocks, fp8 = blocks || p.factors == Factors::fp8;
+  const bool blocks = p.factors == Factors::fp8_blocks,
+             fp8 = blocks || (p.factors == Factors::fp8 && p.w_scales);
   set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(p.factors == Factors::fp8), "FAST_ACCUM");
   set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE,
       int32_t(blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
@@ -180,9 +181,9 @@ cublasStatus_t CublasLt::enqueue(const Product& p, const cublasLtMatmulAlgo_t& a
 }
 
 CublasLt::Key CublasLt::key_of(const Product& p, int64_t rows, bool bias) {
-  return {rows,         p.out.cols,  p.x.cols, p.x.stride,
-          p.out.stride, p.out.dtype, bias,     std::min(alignment(p.x.data), alignment(p.out.data)),
-          p.factors};
+  return {rows,         p.out.cols,           p.x.cols, p.x.stride,
+          p.out.stride, p.out.dtype,          bias,     std::min(alignment(p.x.data), alignment(p.out.data)),
+          p.factors,    p.w_scales != nullptr};
 }
 
 void CublasLt::keep(const Product& p, const cublasLtMatmulAlgo_t& algorithm) {

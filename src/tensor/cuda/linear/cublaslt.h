@@ -26,14 +26,15 @@ class Backend;
 namespace sluice::cuda {
 
 // out[M, N] = x[M, K] · w[N, K]ᵀ (+ bias[N]). Eight-bit factors: no bias, N and K multiples of 16. fp8's scales
-// (quantized_rows.h) are part of the product; int8's are not, its sums come out.
+// (quantized_rows.h) are part of the product where they are given; int8's are not, its sums come out.
 struct Product {
   Tensor x;                     // [M, K], bf16; i8 for eight-bit factors of any kind
   const void* w = nullptr;      // [N, K], as x, dense
   const float* bias = nullptr;  // [N] or null
   Tensor out;                   // [M, N], bf16 or f32; i32 of int8
   Factors factors = Factors::bf16;
-  const float* w_scales = nullptr;  // of fp8 [N]; of blocks [N / 128, K / 128 rounded up to a multiple of 4]
+  const float* w_scales =
+      nullptr;  // of fp8 [N] or null; of blocks [N / 128, K / 128 rounded up to a multiple of 4]
   const float* x_scales = nullptr;  // of fp8 [M]; of blocks [K / 128, M]
 };
 
@@ -64,8 +65,9 @@ class CublasLt {
   cublasStatus_t enqueue(const Product& p, const cublasLtMatmulAlgo_t& algorithm);
   std::vector<cublasLtMatmulHeuristicResult_t> ask(const Product& p, int64_t rows, int most);
 
-  // Rows rounded up, N, K, strides of x and out, type of out, bias given, alignment of the pointers, factors.
-  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, DType, bool, uint32_t, Factors>;
+  // Rows rounded up, N, K, strides of x and out, type of out, bias given, alignment of the pointers, factors
+  // and whether they are scaled.
+  using Key = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, DType, bool, uint32_t, Factors, bool>;
   static Key key_of(const Product& p, int64_t rows, bool bias);
 
   const Context& context_;

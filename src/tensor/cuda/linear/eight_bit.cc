@@ -9,9 +9,6 @@
 namespace sluice::cuda {
 namespace {
 
-// int8's sums are four bytes each, and go through memory: so many rows at a time.
-constexpr int64_t kSumRows = 1024;
-
 // cuBLASLt's products with scales of blocks want a multiple of four rows. Those behind x's are whatever the
 // workspace has; their results go to rows of `out` that LinearArgs leaves to a backend.
 int64_t padded(int64_t rows, Factors factors) {
@@ -30,7 +27,8 @@ void EightBitLinear::prepare(const Weight& w) {
   }
   wanted_.emplace(w.cols, factors);
   most_columns_ = std::max(most_columns_, w.cols);
-  if (factors == Factors::int8) most_int8_rows_ = std::max(most_int8_rows_, w.rows);
+  if (factors == Factors::int8 || (factors == Factors::fp8 && w.cols >= w.rows))
+    most_sums_ = std::max(most_sums_, w.rows);
 }
 
 Status EightBitLinear::reserve(Backend& backend, int64_t max_rows) {
@@ -39,9 +37,9 @@ Status EightBitLinear::reserve(Backend& backend, int64_t max_rows) {
   max_rows = padded(max_rows, Factors::fp8_blocks);
   x_ = backend.alloc(size_t(max_rows * most_columns_));
   scales_ = backend.alloc(size_t(max_rows * ((most_columns_ + kScaleBlock - 1) / kScaleBlock)) * sizeof(float));
-  if (most_int8_rows_ > 0)
-    sums_ = backend.alloc(size_t(std::min(max_rows, kSumRows) * most_int8_rows_) * sizeof(int32_t));
-  if (x_.data() && scales_.data() && (most_int8_rows_ == 0 || sums_.data())) return {};
+  if (most_sums_ > 0)
+    sums_ = backend.alloc(size_t(std::min(max_rows, kMostUnscaledRows) * most_sums_) * sizeof(int32_t));
+  if (x_.data() && scales_.data() && (most_sums_ == 0 || sums_.data())) return {};
   return Error{ErrorCode::kResourceExhausted, "no memory left on the card for activations of eight bits"};
 }
 
@@ -84,7 +82,7 @@ void EightBitLinear::run(const LinearArgs& a) {
       choose_linear({a.x.rows, w.rows, w.cols, a.out.dtype, factors}, context_.multiprocessors);
   if (choice.way == LinearChoice::Way::stream && stream_gemm_8bit_supports(choice.stream))
     return stream_gemm_8bit(context_, {x, w, a.bias, a.out}, choice.stream, stream_workspace_);
-  if (factors == Factors::int8) return run_int8_by_cublaslt(a, x, w);
+  if (factors == Factors::int8 || choice.way == LinearChoice::Way::cublaslt_unscaled) return run_sums(a, x, w);
   Tensor out = a.out;
   out.rows = padded(x.rows, factors);
   cublas_.run(
@@ -92,16 +90,18 @@ void EightBitLinear::run(const LinearArgs& a) {
   if (a.bias) add_bias(context_, a.bias, a.out);
 }
 
-void EightBitLinear::run_int8_by_cublaslt(const LinearArgs& a, const QuantizedRows& x,
-                                          const QuantizedWeight& w) {
-  for (int64_t begin = 0; begin < x.rows; begin += kSumRows) {
-    const int64_t rows = std::min(kSumRows, x.rows - begin);
+void EightBitLinear::run_sums(const LinearArgs& a, const QuantizedRows& x, const QuantizedWeight& w) {
+  const bool int8 = x.factors == Factors::int8;
+  for (int64_t begin = 0; begin < x.rows; begin += kMostUnscaledRows) {
+    const int64_t rows = std::min(kMostUnscaledRows, x.rows - begin);
     cublas_.run({Tensor{static_cast<int8_t*>(x.data) + begin * x.cols, DType::i8, rows, x.cols, x.cols}, w.data,
-                 nullptr, Tensor{sums_.data(), DType::i32, rows, w.rows, w.rows}, Factors::int8});
+                 nullptr, Tensor{sums_.data(), int8 ? DType::i32 : DType::f32, rows, w.rows, w.rows},
+                 x.factors});
     Tensor out = a.out;
     out.data = a.out.row<std::byte>(0) + size_t(begin * a.out.stride) * dtype_size(a.out.dtype);
     out.rows = rows;
-    scale_sums(context_, sums_.as<int32_t>(), x.scales + begin, w.scales, a.bias, out);
+    int8 ? scale_sums(context_, sums_.as<int32_t>(), x.scales + begin, w.scales, a.bias, out)
+         : scale_sums(context_, sums_.as<float>(), x.scales + begin, w.scales, a.bias, out);
   }
 }
 

@@ -37,14 +37,14 @@ class EightBitLinear {
 
  private:
   QuantizedRows place_for(const Tensor& x, Factors factors) const;
-  void run_int8_by_cublaslt(const LinearArgs& a, const QuantizedRows& x, const QuantizedWeight& w);
+  void run_sums(const LinearArgs& a, const QuantizedRows& x, const QuantizedWeight& w);
 
   const Context& context_;
   CublasLt& cublas_;
   void* const stream_workspace_;
   std::map<int64_t, Factors> wanted_;  // by columns
   std::set<int64_t> bf16_columns_;
-  int64_t most_columns_ = 0, most_int8_rows_ = 0, max_rows_ = 0;
+  int64_t most_columns_ = 0, most_sums_ = 0, max_rows_ = 0;
   Buffer x_, scales_, sums_;
   Tensor held_;  // what x_ has, by the place of the original; no data: nothing
   QuantizedRows held_as_;

@@ -17,16 +17,21 @@ __device__ __forceinline__ void store_four(Out* out, const float (&v)[kEach]) {
   for (int i = 0; i < kEach; ++i) out[i] = Out(v[i]);
 }
 
-template <typename Out>
+template <typename Sum>
+struct alignas(16) Four {
+  Sum x, y, z, w;
+};
+
+template <typename Sum, typename Out>
 __global__ void __launch_bounds__(kThreads)
-    scale_sums_rows(const int4* sums, const float* x_scales, const float* w_scales, const float* bias, Out* out,
-                    int64_t out_stride, int fours) {
+    scale_sums_rows(const Four<Sum>* sums, const float* x_scales, const float* w_scales, const float* bias,
+                    Out* out, int64_t out_stride, int fours) {
   let_next_start();
   wait_for_previous();
   const int at = int(blockIdx.x * kThreads + threadIdx.x);
   if (at >= fours) return;
   const int64_t row = blockIdx.y;
-  const int4 sum = sums[row * fours + at];
+  const Four<Sum> sum = sums[row * fours + at];
   const float4 w = reinterpret_cast<const float4*>(w_scales)[at];
   const float4 b = bias ? reinterpret_cast<const float4*>(bias)[at] : float4{};
   const float x = x_scales[row];
@@ -53,19 +58,24 @@ dim3 grid_for(int64_t each_row, int64_t rows) {
 
 }  // namespace
 
-void scale_sums(const Context& context, const int32_t* sums, const float* x_scales, const float* w_scales,
+template <typename Sum>
+void scale_sums(const Context& context, const Sum* sums, const float* x_scales, const float* w_scales,
                 const float* bias, const Tensor& out) {
   CHECK(out.cols % kEach == 0 && (out.dtype == DType::bf16 || out.dtype == DType::f32));
   const int fours = int(out.cols / kEach);
   const auto enqueue = [&](auto* kernel, auto* to) {
-    launch(context, kernel, grid_for(fours, out.rows), dim3(kThreads), 0, reinterpret_cast<const int4*>(sums),
-           x_scales, w_scales, bias, to, out.stride, fours);
+    launch(context, kernel, grid_for(fours, out.rows), dim3(kThreads), 0,
+           reinterpret_cast<const Four<Sum>*>(sums), x_scales, w_scales, bias, to, out.stride, fours);
   };
   if (out.dtype == DType::f32)
-    enqueue(scale_sums_rows<float>, out.row<float>(0));
+    enqueue(scale_sums_rows<Sum, float>, out.row<float>(0));
   else
-    enqueue(scale_sums_rows<__nv_bfloat16>, out.row<__nv_bfloat16>(0));
+    enqueue(scale_sums_rows<Sum, __nv_bfloat16>, out.row<__nv_bfloat16>(0));
 }
+
+template void scale_sums(const Context&, const int32_t*, const float*, const float*, const float*,
+                         const Tensor&);
+template void scale_sums(const Context&, const float*, const float*, const float*, const float*, const Tensor&);
 
 void add_bias(const Context& context, const float* bias, const Tensor& out) {
   const auto enqueue = [&](auto* kernel, auto* to) {

@@ -6,9 +6,10 @@
 
 namespace sluice::cuda {
 
-// out[m][n] = sums[m][n] * x_scales[m] * w_scales[n] (+ bias[n]): int8's sums [M, N], dense. out is bf16 or
-// f32.
-void scale_sums(const Context& context, const int32_t* sums, const float* x_scales, const float* w_scales,
+// out[m][n] = sums[m][n] * x_scales[m] * w_scales[n] (+ bias[n]): sums [M, N], dense, int32_t or float. out is
+// bf16 or f32.
+template <typename Sum>
+void scale_sums(const Context& context, const Sum* sums, const float* x_scales, const float* w_scales,
                 const float* bias, const Tensor& out);
 // out[m][n] += bias[n]; bf16 or f32.
 void add_bias(const Context& context, const float* bias, const Tensor& out);

@@ -51,6 +51,15 @@ bool streams(const LinearShape& s) {
   return s.m <= 32 || (s.m <= 128 && s.factors == Factors::fp8 && s.k >= 2 * s.n);
 }
 
+// cuBLASLt's fp8 products without scales per row have algorithms that share K out. Those with them have tiles
+// of 128 x 128: where these leave multiprocessors idle at the end, sharing is worth the kernel that scales.
+bool scaled_behind(const LinearShape& s, int multiprocessors) {
+  if (s.factors != Factors::fp8 || s.m <= 128 || s.m > kMostUnscaledRows || s.k < s.n) return false;
+  const int64_t tiles = (s.m + 127) / 128 * ((s.n + 127) / 128),
+                rounds = (tiles + multiprocessors - 1) / multiprocessors;
+  return tiles * 5 < rounds * multiprocessors * 4;
+}
+
 }  // namespace
 
 int64_t stream_stage_bytes(const StreamConfig& c) {
@@ -76,6 +85,7 @@ StreamConfig stream_config(const LinearShape& s, bool whole_tiles, int multiproc
 }
 
 LinearChoice choose_linear(const LinearShape& s, int multiprocessors) {
+  if (scaled_behind(s, multiprocessors)) return {LinearChoice::Way::cublaslt_unscaled, {}};
   if (!streams(s)) return {};
   StreamConfig c = stream_config(s, true, multiprocessors);
   if (!(whole_us(s, c.rows, c.tile, multiprocessors) < shared_us(s, c.rows, multiprocessors)))
@@ -85,6 +95,7 @@ LinearChoice choose_linear(const LinearShape& s, int multiprocessors) {
 
 std::string LinearChoice::text() const {
   if (way == Way::cublaslt) return "cublaslt";
+  if (way == Way::cublaslt_unscaled) return "cublaslt, scaled behind";
   return fmt::format("stream: {} rows, {}tile {} x {}, {} stages", stream.rows,
                      stream.whole_tiles ? "whole " : "", stream.tile, stream.depth, stream.stages);
 }

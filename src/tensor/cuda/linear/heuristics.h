@@ -36,12 +36,19 @@ struct StreamConfig {
 };
 
 struct LinearChoice {
-  enum class Way : uint8_t { stream, cublaslt };
+  enum class Way : uint8_t {
+    stream,
+    cublaslt,
+    cublaslt_unscaled  // of fp8: float32 sums, scaled by a kernel behind (finish.h)
+  };
   Way way = Way::cublaslt;
   StreamConfig stream;  // where way is stream
 
   std::string text() const;  // "stream rows 8, tile 64, …" or "cublaslt"
 };
+
+// Sums of four bytes go through memory: so many rows of them at a time.
+inline constexpr int64_t kMostUnscaledRows = 1024;
 
 LinearChoice choose_linear(const LinearShape& shape, int multiprocessors);
 // How the streaming kernel runs up to 128 rows (bf16: 32), with tiles that belong to one thread block or not.

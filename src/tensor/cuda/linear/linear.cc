@@ -98,15 +98,18 @@ void CudaLinear::tune(const WorkspaceShape& step) {
     const auto [n, k, factors] = size;
     const bool head = n == step.vocab;
     const DType out = factors == Factors::int8 ? DType::i32 : head ? DType::f32 : DType::bf16;
-    TuneShape shape{n, k, out, {}, group.weights, factors, group.scales};
+    using Way = LinearChoice::Way;
+    TuneShape scaled{n, k, out, {}, group.weights, factors, group.scales},
+        unscaled{n, k, DType::f32, {}, group.weights, factors, {}};
     const int64_t most = rounded_rows(std::max(1, head ? step.max_logit_rows : step.max_tokens));
-    for (int64_t rows = 1; (rows = rounded_rows(rows)) <= most; ++rows)
-      if ((rows <= kDenseRows || rows % kSparseRows == 0) &&
-          (factors != Factors::fp8_blocks || rows % kRowsLeftToBackend == 0) &&
-          choose_linear({rows, n, k, out, factors}, context_.multiprocessors).way ==
-              LinearChoice::Way::cublaslt)
-        shape.rows.push_back(rows);
-    if (!shape.rows.empty()) shapes.push_back(std::move(shape));
+    for (int64_t rows = 1; (rows = rounded_rows(rows)) <= most; ++rows) {
+      if (rows > kDenseRows && rows % kSparseRows != 0) continue;
+      if (factors == Factors::fp8_blocks && rows % kRowsLeftToBackend != 0) continue;
+      const Way way = choose_linear({rows, n, k, out, factors}, context_.multiprocessors).way;
+      if (way != Way::stream) (way == Way::cublaslt ? scaled : unscaled).rows.push_back(rows);
+    }
+    for (TuneShape* shape : {&scaled, &unscaled})
+      if (!shape->rows.empty()) shapes.push_back(std::move(*shape));
   }
   const Tuned tuned = cuda::tune(context_, *cublas_, shapes);
   if (tuned.products == 0) return;

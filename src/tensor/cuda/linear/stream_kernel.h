@@ -58,8 +58,7 @@ struct Job {
   int64_t out_stride;
   const float* bias;  // or null
   // Of eight-bit factors: [n] and [m], or of blocks [n / 128, w_scale_stride] and [boxes, x_scale_stride].
-  const float* w_scales;
-  const float* x_scales;
+  const float *w_scales, *x_scales;
   int w_scale_stride, x_scale_stride;
   float* parts;     // [thread block][2][tile's sums]
   int* arrived;     // [tile], zero before and after
@@ -116,8 +115,7 @@ struct Place {
 // One thread. Weights may be read before the kernel before is done (they do not change after load), x may not.
 template <typename S>
 struct Producer {
-  const CUtensorMap* weights;
-  const CUtensorMap* inputs;
+  const CUtensorMap *weights, *inputs;
   const Job& job;
   Ring<S> ring;
   uint64_t policy = ptx::evict_first_policy();

@@ -103,7 +103,7 @@ class Tuner {
             nullptr,
             {activations_.out(), shape.out, rows, shape.n, shape.n},
             shape.factors,
-            eight ? shape.scales[weight] : nullptr,
+            shape.scales.empty() ? nullptr : shape.scales[weight],
             activations_.scales()};
   }
 

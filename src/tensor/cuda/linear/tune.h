@@ -21,7 +21,7 @@ struct TuneShape {
   std::vector<int64_t> rows;
   std::vector<const void*> weights;
   Factors factors = Factors::bf16;
-  std::vector<const float*> scales = {};  // of the weights, of eight-bit factors
+  std::vector<const float*> scales = {};  // of the weights, where the product is to scale
 };
 
 struct Tuned {
