@@ -1,0 +1,89 @@
+"""`sluice quantize` and what `sluice eval` says of its results, on tiny models."""
+import json
+import random
+
+import pytest
+
+from conftest import ROOT, Server, run_sluice
+
+TINY = ROOT.parent / "shared" / "cases" / "tiny"
+MODEL = TINY / "qwen3-qknorm"
+
+
+def words(seed, count):
+    draw = random.Random(seed)
+    return " ".join("".join(draw.choices("abcdefghijklmnop", k=draw.randint(2, 9))) for _ in range(count))
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """A calibration file and a text to judge by, which share nothing."""
+    calibration, judged = tmp_path / "calibration.jsonl", tmp_path / "judged.txt"
+    calibration.write_text("".join(json.dumps({"text": words(i, 60), "kind": "made up"}) + "\n" for i in range(20)))
+    judged.write_text(words(99, 120))
+    return calibration, judged
+
+
+def quantize(*flags, model=MODEL):
+    return run_sluice("quantize", model, *flags)
+
+
+@pytest.mark.parametrize("method", ["rtn", "awq", "gptq", "int8", "fp8"])
+def test_a_quantized_model_is_served_and_judged(method, texts, tmp_path):
+    calibration, judged = texts
+    flags = () if method in ("rtn", "fp8") else ("--calibration", calibration, "--samples", 8, "--eval-data", judged)
+    done = quantize("-o", tmp_path / "out", "--method", method, *flags)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    server = Server(tmp_path / "out", "--ctx", 256)
+    try:
+        status, body = server.post("/v1/completions", {"prompt": "abc", "max_tokens": 3, "ignore_eos": True})
+        assert status == 200 and body["usage"]["completion_tokens"] == 3
+    finally:
+        assert server.stop()[0] == 0
+    done = run_sluice("eval", tmp_path / "out", "--baseline", MODEL, "--data", judged, "--window-tokens", 128, "--batch", 0, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["baseline"] == str(MODEL) and 0 < found["mean_kl"] < found["p99_kl"]
+    assert 0.2 < found["top1_agreement"] <= 1  # random weights: their tokens are close to each other
+
+
+def test_a_method_that_measures_asks_for_a_text(tmp_path):
+    done = quantize("-o", tmp_path / "out", "--method", "awq")
+    assert (done.returncode, done.stderr) == (1, "sluice: --calibration: awq needs a text to measure activations on\n")
+
+
+def test_a_text_is_either_for_calibration_or_for_judging(texts, tmp_path):
+    calibration, judged = texts
+    with open(calibration, "a") as f:
+        f.write(json.dumps({"text": judged.read_text()}) + "\n")
+    done = quantize("-o", tmp_path / "out", "--method", "awq", "--calibration", calibration, "--eval-data", judged)
+    assert done.returncode == 1 and "shares a passage with" in done.stderr and not (tmp_path / "out").exists()
+    assert quantize("-o", tmp_path / "out", "--method", "int8", "--calibration", calibration).returncode == 0
+    done = run_sluice("eval", tmp_path / "out", "--data", judged)
+    assert done.returncode == 1 and "was calibrated on a part of" in done.stderr
+
+
+@pytest.mark.parametrize("flags, message", [
+    (("--bits", "8", "--layout", "awq", "--method", "rtn"), "--layout: awq cannot hold what rtn with 8 bits makes"),
+    (("--group-size", "48", "--method", "rtn"), "--group-size: 48 is not supported"),
+    (("--block", "128", "--method", "rtn"), "--block: goes with fp8 alone"),
+    (("--observer", "median", "--method", "rtn"), "--observer: expected minmax, moving-average or percentile"),
+    (("--layout", "gguf", "--method", "rtn"), "--output: a GGUF file ends in .gguf, and a folder does not"),
+])
+def test_what_does_not_go_together_is_named(flags, message, tmp_path):
+    done = quantize("-o", tmp_path / "out", *flags)
+    assert done.returncode == 1 and done.stderr.startswith("sluice: " + message), done.stderr
+
+
+def test_several_models_stand_in_one_table_and_on_one_page(texts, tmp_path):
+    _, judged = texts
+    for method in ("rtn", "fp8"):
+        assert quantize("-o", tmp_path / method, "--method", method).returncode == 0
+    done = run_sluice("eval", tmp_path / "rtn", "--models", tmp_path / "fp8", "--baseline", MODEL, "--data", judged, "--window-tokens", 64,
+                      "--batch", "1,2", "--html", tmp_path / "page.html", "--ctx", 256)
+    assert done.returncode == 0, done.stderr
+    head, title, *rows = done.stdout.splitlines()
+    assert "perplexity" in head and "tok/s at 1" in title and "tok/s at 2" in title
+    assert [row.split()[0] for row in rows] == ["rtn", "fp8"]
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<circle") == 2 and "<svg" in page and "http" not in page
