@@ -10,7 +10,7 @@ namespace sluice::quantize {
 namespace {
 
 constexpr int kExponents = 20;
-constexpr int64_t kSearchRows = 512;  // of a weight, evenly spread: enough to tell one exponent from the next
+constexpr int64_t kSearchRows = 256;  // of a weight, evenly spread: enough to tell one exponent from the next
 constexpr int kClipSteps = 10;        // of 5 % each
 
 Matrix some_rows(const Matrix& w) {
@@ -61,15 +61,18 @@ Matrix rounded_scaled(const Matrix& w, const std::vector<float>& s, const Grid& 
   return out;
 }
 
-// dᵀ H d of a group, H the group's block of the hessian.
-double group_error(const std::vector<float>& d, const Matrix& hessian, int64_t first) {
-  double sum = 0;
+// dᵀ H d of a group, H the group's block of the hessian; `line` is scratch. Rows of H are added up rather than
+// multiplied out one by one: such sums run in vectors without being reordered.
+double group_error(const std::vector<float>& d, const Matrix& hessian, int64_t first,
+                   std::vector<float>& line) {
+  std::fill(line.begin(), line.end(), 0.0f);
   for (size_t i = 0; i < d.size(); i++) {
     const float* h = hessian.row(first + int64_t(i)).data() + first;
-    float line = 0;
-    for (size_t j = 0; j < d.size(); j++) line += h[j] * d[j];
-    sum += double(line) * double(d[i]);
+    const float by = d[i];
+    for (size_t j = 0; j < line.size(); j++) line[j] += by * h[j];
   }
+  double sum = 0;
+  for (size_t i = 0; i < d.size(); i++) sum += double(line[i]) * double(d[i]);
   return sum;
 }
 
@@ -107,7 +110,7 @@ Ranges search_clips(const Matrix& w, const Statistics& input, const Grid& grid, 
   Ranges ranges = ranges_of(w, grid.group);
   const int64_t groups = w.cols / grid.group;
   parallel_rows(threads, w.rows, [&](int64_t begin, int64_t end) {
-    std::vector<float> d(size_t(grid.group));
+    std::vector<float> d(size_t(grid.group)), line(d.size());
     for (int64_t i = begin * groups; i < end * groups; i++) {
       const float low = ranges.low[size_t(i)], high = ranges.high[size_t(i)];
       const float* values = w.values.data() + i * grid.group;
@@ -116,7 +119,7 @@ Ranges search_clips(const Matrix& w, const Statistics& input, const Grid& grid, 
         const float share = 1 - 0.05f * float(clip);
         const Step step = step_for(low * share, high * share, grid);
         for (size_t c = 0; c < d.size(); c++) d[c] = step.decode(step.encode(values[c], grid.bits)) - values[c];
-        const double error = group_error(d, input.hessian(), i % groups * grid.group);
+        const double error = group_error(d, input.hessian(), i % groups * grid.group, line);
         if (error < least)
           least = error, ranges.low[size_t(i)] = low * share, ranges.high[size_t(i)] = high * share;
       }
