@@ -44,7 +44,8 @@ std::string compressed_config(const Plan& plan, std::vector<std::string> kept) {
 
 }  // namespace
 
-std::string quantization_config(const Plan& plan, const std::vector<std::string>& kept) {
+std::string quantization_config(const Plan& plan, const LinearNames& names) {
+  const std::vector<std::string>& kept = names.kept;
   switch (plan.layout) {
     case Layout::awq:
       return fmt::format(
@@ -52,13 +53,14 @@ std::string quantization_config(const Plan& plan, const std::vector<std::string>
           R"("modules_to_not_convert": {}}})",
           plan.grid.group, kept.empty() ? "null" : list_of(kept));
     case Layout::gptq: {
+      // This layout has no list of what stays.
       std::string blocks;
-      if (!plan.settings.all_targets)
-        blocks = R"(, "modules_in_block_to_quantize": [["mlp.gate_proj", "mlp.up_proj"], ["mlp.down_proj"]])";
+      for (const auto& block : names.quantized) blocks += (blocks.empty() ? "" : ", ") + list_of(block);
+      if (!kept.empty()) blocks = fmt::format(R"(, "modules_in_block_to_quantize": [{}])", blocks);
       return fmt::format(
           R"({{"quant_method": "gptq", "bits": {}, "group_size": {}, "desc_act": false, "sym": false, )"
           R"("checkpoint_format": "gptq", "damp_percent": {}{}}})",
-          plan.settings.bits, plan.grid.group, plan.settings.damping, blocks);
+          plan.settings.bits, plan.grid.group, plan.settings.damping, kept.empty() ? "" : blocks);
     }
     case Layout::fp8:
       return fmt::format(

@@ -8,9 +8,15 @@
 
 namespace sluice::quantize {
 
-// The value of "quantization_config" as the layout's readers expect it. `kept` lists linear layers that stay as
-// they are, by Hugging Face's names without ".weight".
-std::string quantization_config(const Plan& plan, const std::vector<std::string>& kept);
+// Linear layers by Hugging Face's names without ".weight": those of the model that stay as they are, and those
+// of any layer ("mlp.up_proj") that are quantized, together where they read the same input.
+struct LinearNames {
+  std::vector<std::string> kept;
+  std::vector<std::vector<std::string>> quantized;
+};
+
+// The value of "quantization_config" as the layout's readers expect it.
+std::string quantization_config(const Plan& plan, const LinearNames& names);
 
 // config.json of a folder, with members added before its last brace. Error: it is quantized already.
 Result<std::string> extended_config(const std::string& config, const std::string& path,

@@ -10,7 +10,6 @@
 #include "model/formats/safetensors.h"
 #include "model/formats/whole_file.h"
 #include "model/slots.h"
-#include "quantize/folder_config.h"
 #include "quantize/gguf_output.h"
 #include "tensor/half.h"
 
@@ -170,14 +169,22 @@ Status Output::write_layer(int layer, const QuantizedLayer& result) {
   return write_safetensors(shard(layer), tensors, {{"format", "pt"}});
 }
 
-std::vector<std::string> Output::kept() const {
-  std::vector<std::string> out;
+LinearNames Output::names() const {
+  LinearNames out;
   std::set<std::string, std::less<>> targets;
-  for (const LinearGroup& g : plan_.groups) targets.insert(g.slots.begin(), g.slots.end());
+  for (const LinearGroup& g : plan_.groups) {
+    targets.insert(g.slots.begin(), g.slots.end());
+    std::vector<std::string> block;
+    for (const std::string& slot : g.slots)
+      if (!plan_.kept.contains(slot))
+        block.push_back(
+            without_weight(hugging_face_name(family_, "blk.0." + slot, "")).substr(sizeof "layers.0." - 1));
+    if (!block.empty()) out.quantized.push_back(std::move(block));
+  }
   for (const Slot& slot : slots_of(checkpoint_.spec())) {
     const SlotPlace place = slot_place(slot.name);
     if (slot.matrix && place.layer >= 0 && (!targets.contains(place.rest) || plan_.kept.contains(place.rest)))
-      out.push_back(without_weight(hugging_face_name(family_, slot.name, "model.")));
+      out.kept.push_back(without_weight(hugging_face_name(family_, slot.name, "model.")));
   }
   return out;
 }
@@ -214,7 +221,7 @@ Status Output::finish(const Companions& companions) {
 
 Status Output::finish_folder(const Companions& companions) const {
   const std::string all = fmt::format("  \"quantization_config\": {},\n  \"{}\": {}",
-                                      quantization_config(plan_, kept()), kMetadataKey, companions.metadata);
+                                      quantization_config(plan_, names()), kMetadataKey, companions.metadata);
   Result<std::string> config = std::string();
   if (checkpoint_.gguf()) {
     config = config_from_numbers(checkpoint_.spec(), checkpoint_.path(), all);

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "model/families/family.h"
+#include "quantize/folder_config.h"
 #include "quantize/layer_quantizer.h"
 
 namespace sluice::quantize {
@@ -41,11 +42,9 @@ class Output {
   // The tensors outside of layers and the files beside them; then OUT is there.
   Status finish(const Companions& companions);
 
-  // Linear layers that stay as they are, by Hugging Face's names without ".weight".
-  std::vector<std::string> kept() const;
-
  private:
   Output(const Checkpoint& checkpoint, const Plan& plan, std::string out);
+  LinearNames names() const;
   std::string shard(int layer) const;  // layer -1: what is outside of layers
   Result<std::vector<OutputTensor>> plain_tensor(const std::string& slot, const Matrix* replaced) const;
   Status finish_folder(const Companions& companions) const;
