@@ -265,15 +265,13 @@ void Parser::add_eval() {
   app->add_option("--models", e.models, "Further models, a row of the table each")
       ->type_name("MODEL,…")
       ->delimiter(',')
-      ->expected(1)
-      ->take_all();
+      ->allow_extra_args(false);
   app->add_option(
          "--batch", e.batch,
          "Measure decoding of so many sequences together, each model alone; 0: do not. Default: 1,32,128 where "
          "models are compared")
       ->delimiter(',')
-      ->expected(1)
-      ->take_all()
+      ->allow_extra_args(false)
       ->check(CLI::Range(0, 4096));
   app->add_option("--html", e.html, "Write the table and a plot, accuracy against throughput, as one page")
       ->type_name("FILE");

@@ -28,7 +28,7 @@ struct Settings {
   bool all_targets = true;   // false: feed-forward only
   bool clip = true;          // awq
   double smoothing = 0.5;    // int8: the share of the activations' spread that weights take over
-  double damping = 0.01;     // gptq, fp8: of the hessian's mean diagonal
+  double damping = 0.1;      // gptq, fp8: of the hessian's mean diagonal (README.md says why not 0.01)
   bool compensated = false;  // fp8: calibrated too, errors made good as gptq does
   Observer observer{};
 };
