@@ -93,14 +93,13 @@ std::string block_file_name(const BlockKey& key, int group, KvTier tier) {
 
 std::optional<BlockFileName> parse_block_file_name(std::string_view name) {
   BlockFileName parsed;
-  if (name.size() < kKeyDigits) return {};
+  if (name.size() <= kKeyDigits + 1) return {};
   for (size_t i = 0; i < 2; ++i) {
     const char* first = name.data() + i * kKeyDigits / 2;
     const auto [end, error] = std::from_chars(first, first + kKeyDigits / 2, parsed.key[i], 16);
     if (error != std::errc() || end != first + kKeyDigits / 2) return {};
   }
   const char* group = name.data() + kKeyDigits + 1;
-  if (group >= name.data() + name.size()) return {};
   const auto [end, error] = std::from_chars(group, name.data() + name.size(), parsed.group);
   if (error != std::errc() || parsed.group < 0) return {};
   for (int tier = 0; tier < kKvTiers; ++tier) {
