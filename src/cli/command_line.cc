@@ -61,6 +61,7 @@ class Parser {
   void add_quantize();
   void add_trace();
   void add_bench();
+  void add_doctor();
   void add_simulate(CLI::App& bench);
   Status settle();  // sluice.yaml, environment, flags, in this order
   Status check() const;
@@ -93,6 +94,7 @@ Parser::Parser() {
   add_eval();
   add_quantize();
   add_trace();
+  add_doctor();
   add_bench();
 }
 
@@ -358,6 +360,24 @@ void Parser::add_quantize() {
   add_key(app, "--log-level", "log.level");
 }
 
+void Parser::add_doctor() {
+  DoctorOptions& d = line_.doctor;
+  CLI::App* app =
+      command(app_, "doctor", Command::doctor, "What holds a running server back, and what to change",
+              "  sluice doctor\n"
+              "  sluice doctor http://host:8000 --window 60\n"
+              "  sluice doctor --json | jq .findings[0].setting\n");
+  app->add_option("URL", d.url, "The server, http://HOST:PORT[/PREFIX]")->capture_default_str();
+  app->add_option("--window", d.window_s, "Seconds to look back")
+      ->check(CLI::Range(1, 120))
+      ->capture_default_str();
+  app->add_option("--api-key", d.api_key, "Bearer token; default: SLUICE_API_KEY");
+  app->add_option("--timeout-ms", d.timeout_ms, "Of the question")
+      ->check(CLI::Range(1, 1 << 30))
+      ->capture_default_str();
+  app->add_flag("--json", d.json, "What /v1/diagnosis says, as it is");
+}
+
 void Parser::add_bench() {
   CLI::App* bench = app_.add_subcommand("bench", "Measure the engine, or any server with the OpenAI API");
   bench->require_subcommand(1);
@@ -517,7 +537,10 @@ Status Parser::settle() {
   if (line_.command != Command::serve || line_.serve.dry_run) config.log_level = "warn";
   if (!config_file_.empty())
     if (Status status = load_config_file(config, config_file_); !status) return status;
-  if (const char* key = std::getenv("SLUICE_API_KEY"); key && *key) config.server.api_keys.emplace_back(key);
+  if (const char* key = std::getenv("SLUICE_API_KEY"); key && *key) {
+    config.server.api_keys.emplace_back(key);
+    if (line_.doctor.api_key.empty()) line_.doctor.api_key = key;
+  }
   if (line_.command == Command::serve)
     if (Status status = take_otel_environment(
             config.server.tracing, [](const char* name) -> const char* { return std::getenv(name); });

@@ -96,6 +96,14 @@ struct BenchServeOptions {
   bool json = false;
 };
 
+struct DoctorOptions {
+  std::string url = "http://127.0.0.1:8000";
+  std::string api_key;
+  int window_s = 30;
+  int timeout_ms = 10000;
+  bool json = false;
+};
+
 struct BenchSimulateOptions {
   std::string card;      // where a model is simulated; or
   std::string fit;       // a file of recorded steps
@@ -118,6 +126,7 @@ enum class Command {
   eval,
   quantize,
   inspect,
+  doctor,
   bench_engine,
   bench_serve,
   bench_simulate,
@@ -136,6 +145,7 @@ struct CommandLine {
   BenchServeOptions bench_serve;
   BenchSimulateOptions bench_simulate;
   std::vector<std::string> trace;  // words for sluice-trace
+  DoctorOptions doctor;
 };
 
 // The command line, or the exit status where nothing is left to do (help was printed, or the use was wrong and

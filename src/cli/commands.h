@@ -11,6 +11,7 @@ int chat(const Config& config, const GenerateOptions& options);
 int eval(const Config& config, const EvalOptions& options);
 int quantize_command(const Config& config, const QuantizeOptions& options);
 int inspect(const Config& config, const InspectOptions& options);
+int doctor(const DoctorOptions& options);
 int bench_engine(const Config& config, const BenchEngineOptions& options);
 int bench_serve(const BenchServeOptions& options);
 int bench_simulate(const Config& config, const BenchSimulateOptions& options);

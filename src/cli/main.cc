@@ -36,6 +36,8 @@ int dispatch(const CommandLine& line, std::function<Result<Config>()> reread) {
       return quantize_command(line.config, line.quantize);
     case Command::inspect:
       return inspect(line.config, line.inspect);
+    case Command::doctor:
+      return doctor(line.doctor);
     case Command::bench_engine:
       return bench_engine(line.config, line.bench_engine);
     case Command::bench_serve:

@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "cli/commands.h"
 #include "cli/load_progress.h"
-#include "cli/machine.h"
+#include "cli/machine_peaks.h"
 #include "cli/memory_plan.h"
 #include "cli/recorded_steps.h"
 #include "cli/reload.h"
@@ -67,8 +67,25 @@ RecordedServer recorded_server(const Config& config, const ServedModel& model, c
   return server;
 }
 
-// Arithmetic as the CPU's kernels do most of it: in 8-bit integers.
-LivePeaks peaks_of(const MachineLimits& limits) { return {limits.read_bytes_s, limits.int8_ops_s}; }
+// What the server's numbers are told as shares of, and who watches the card.
+LiveSources live_sources(const Config& config, ServedModel& model) {
+  const DeviceInfo& device = model.engine().info().device;
+  LiveSources sources;
+  sources.limits.seats = settled(config.model.engine, device).max_sequences;
+  if (device.is_card()) {
+    const DeviceRates rates = model.device_rates();
+    sources.limits.peaks = {rates.read_bytes_s, rates.matrix_ops_s};
+    const std::string& named = config.model.device;  // auto, cuda, cuda:N
+    const int number = named.starts_with("cuda:") ? std::atoi(named.c_str() + 5) : 0;
+    if (std::shared_ptr<CardWatch> watch = watch_card(number))
+      sources.read_cards = [watch] { return std::vector<CardReading>{watch->read()}; };
+  } else if (device.threads > 0) {
+    sources.limits.peaks = cached_peaks(device.threads);
+    if (sources.limits.peaks.bytes_s == 0)
+      sources.measure_peaks = [threads = device.threads] { return measured_peaks(threads); };
+  }
+  return sources;
+}
 
 int dry_run(const Config& config) {
   Result<std::string> plan = describe_start(config);
@@ -120,10 +137,7 @@ int serve(const Config& config, const ServeOptions& options) {
     if (!recording) return failure(recording.error());
     recorder = std::move(*recording);
   }
-  const DeviceInfo& device = model.engine().info().device;
-  std::function<LivePeaks()> measure;
-  if (device.threads > 0) measure = [threads = device.threads] { return peaks_of(measure_machine(threads)); };
-  server.set_live_limits(settled(config.model.engine, device).max_sequences, std::move(measure));
+  server.set_live_sources(live_sources(config, model));
   server.serve_model(model);
   log_decided(model.engine().info(), config, seconds(now_ns() - begin));
   print_ready(config, model, server.port());

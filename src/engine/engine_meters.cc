@@ -99,6 +99,8 @@ EngineMeters::EngineMeters()
           meter::counter("sluice_generated_tokens_total", "Tokens generated and handed to clients.")),
       computed_tokens(
           meter::counter("sluice_computed_tokens_total", "Rows of all steps, recomputed ones included.")),
+      recomputed_tokens(meter::counter("sluice_recomputed_tokens_total",
+                                       "Rows of steps that had been computed before a preemption.")),
       discarded_tokens(
           meter::counter("sluice_discarded_tokens_total",
                          "Tokens sampled for a sequence that had ended while they were in flight.")),

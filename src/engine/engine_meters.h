@@ -118,6 +118,7 @@ struct EngineMeters {
   Counter& prompt_tokens;     // of requests whose prompt has been computed
   Counter& generated_tokens;  // sent to clients
   Counter& computed_tokens;   // all rows of all steps
+  Counter& recomputed_tokens;  // of these, what had been computed before a preemption
   Counter& discarded_tokens;  // sampled for sequences that had ended meanwhile
   Counter& preemptions;
   Counter& steps;

@@ -16,6 +16,7 @@ namespace {
 class ServedModelImpl final : public ServedModel {
  public:
   Engine& engine() override { return *engine_; }
+  DeviceRates device_rates() const override { return rates_; }
   const Tokenizer& tokenizer() const override { return *tokenizer_; }
   const ChatTemplate* chat_template() const override { return template_ ? &*template_ : nullptr; }
   GrammarCompiler& grammars() override { return *grammars_; }
@@ -30,6 +31,7 @@ class ServedModelImpl final : public ServedModel {
   std::optional<ChatTemplate> template_;
   std::unique_ptr<GrammarCompiler> grammars_;
   std::unique_ptr<Backend> backend_;
+  DeviceRates rates_;
   ModelSpec spec_;
   Weights weights_;
   std::unique_ptr<Engine> engine_;
@@ -88,6 +90,7 @@ Result<std::unique_ptr<ServedModel>> load_model(const LoadOptions& options, cons
     auto backend = backend_for(model->spec_, options.engine, options.device, options.cpu);
     if (!backend) return std::move(backend).error();
     model->backend_ = std::move(*backend);
+    if (model->backend_->info().is_card()) model->rates_ = model->backend_->measure_rates();
   }
 
   tell("tokenizer", 0);

@@ -35,6 +35,8 @@ class ServedModel {
  public:
   virtual ~ServedModel() = default;
   virtual Engine& engine() = 0;
+  // What a card was measured to do before the weights came; zero on a CPU.
+  virtual DeviceRates device_rates() const { return {}; }
   virtual const Tokenizer& tokenizer() const = 0;
   virtual const ChatTemplate* chat_template() const = 0;  // null: the model has none; chat requests say so
   virtual GrammarCompiler& grammars() = 0;

@@ -210,6 +210,8 @@ void StepLoop::activate(const Step& step, TimeNs now) {
   for (const PlanEntry& entry : step.plan.entries) {
     auto& live = static_cast<LiveRequest&>(*entry.sequence);
     live.active_step = step.record.step;
+    if (entry.first < live.furthest_computed)
+      meters_.recomputed_tokens.add(uint64_t(std::min(entry.count, live.furthest_computed - entry.first)));
     live.stream->progress_.spans.enter(entry.first < live.furthest_computed ? Span::recompute
                                        : entry.first < live.prompt_tokens   ? Span::prefill
                                                                             : Span::decode,

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "base/clock.h"
 #include "base/meter.h"
 #include "engine/step_record.h"
+#include "tensor/card_watch.h"
 
 namespace sluice {
 
@@ -69,6 +71,16 @@ struct LivePeaks {
 struct LiveLimits {
   int seats = 0;  // sequences that run at once
   LivePeaks peaks = {};
+};
+
+// Where the words come from that meters and records do not tell.
+struct LiveSources {
+  LiveLimits limits;  // peaks zero: not known yet
+  // Where they are not: takes up to a second and all cores; called once, when somebody looks for the first time
+  // and nothing is running. Null: shares of peaks are not told then.
+  std::function<LivePeaks()> measure_peaks;
+  // Asked once a second by the feed's thread. Null: there is no card.
+  std::function<std::vector<CardReading>()> read_cards;
 };
 
 struct Verdict {

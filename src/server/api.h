@@ -18,6 +18,8 @@
 
 namespace sluice {
 
+class LiveFeed;
+
 class ResponseStore;
 
 struct ApiCall {
@@ -59,6 +61,8 @@ HttpResponse apply_template(std::string_view body, const ApiCall& call);
 HttpResponse count_message_tokens(std::string_view body, const ApiCall& call);
 
 // What is known of single requests (observe/request_log.h): GET /v1/requests and below.
+// GET /v1/diagnosis. Any thread.
+HttpResponse diagnosis_page(const HttpRequest& request, const LiveFeed& live, const RequestLog& log);
 HttpResponse requests_page(const HttpRequest& request, const RequestLog& log, const ApiKeys& keys);
 
 // Shared steps of the generation APIs.

@@ -8,6 +8,7 @@
 #include "observe/attribution.h"
 #include "server/api.h"
 #include "server/json_writer.h"
+#include "server/query.h"
 
 namespace sluice {
 
@@ -15,32 +16,6 @@ namespace {
 
 constexpr std::string_view kPrefix = "/v1/requests", kTimeline = "/timeline";
 constexpr int kLongestWindowS = 86400;
-
-// A member of the query, as it is written there; unset: it has none of that name.
-std::optional<std::string_view> query_value(std::string_view query, std::string_view name) {
-  while (!query.empty()) {
-    const size_t end = std::min(query.find('&'), query.size());
-    const std::string_view pair = query.substr(0, end);
-    query.remove_prefix(std::min(end + 1, query.size()));
-    if (pair.starts_with(name) && pair.size() > name.size() && pair[name.size()] == '=')
-      return pair.substr(name.size() + 1);
-  }
-  return {};
-}
-
-// A number of the query, `otherwise` where it has none of that name; unset: it is none from 1 to `most`.
-std::optional<int> query_number(std::string_view query, std::string_view name, int otherwise, int most) {
-  const auto text = query_value(query, name);
-  if (!text) return otherwise;
-  int value = 0;
-  const auto parsed = std::from_chars(text->data(), text->data() + text->size(), value);
-  const bool whole = parsed.ec == std::errc() && parsed.ptr == text->data() + text->size();
-  return whole && value >= 1 && value <= most ? std::optional(value) : std::nullopt;
-}
-
-HttpResponse bad_number(std::string_view name, int most) {
-  return error_response(400, fmt::format("{} must be an integer from 1 to {}.", name, most), name);
-}
 
 // What one caller sees.
 struct View {

@@ -103,21 +103,38 @@ void LiveFeed::run() {
 }
 
 void LiveFeed::measure_if_idle(const LiveSample& sample) {
-  if (measure_ == nullptr || listeners() == 0 || sample.running > 0 || sample.waiting > 0) return;
-  const LivePeaks peaks = std::exchange(measure_, nullptr)();
+  if (sources_.measure_peaks == nullptr || (listeners() == 0 && !asked_.load(std::memory_order_relaxed)) ||
+      sample.running > 0 || sample.waiting > 0)
+    return;
+  const LivePeaks peaks = std::exchange(sources_.measure_peaks, nullptr)();
   std::lock_guard lock(mutex_);
-  limits_.peaks = peaks;
+  sources_.limits.peaks = peaks;
 }
 
 // A measurement that other programs disturbed came out too low; steps that do better show it.
 void LiveFeed::raise_peaks(const LiveSample& sample) {
-  LivePeaks& peaks = limits_.peaks;
+  LivePeaks& peaks = sources_.limits.peaks;
   if (peaks.bytes_s > 0) peaks.bytes_s = std::max(peaks.bytes_s, sample.bytes_s);
   if (peaks.flops_s > 0) peaks.flops_s = std::max(peaks.flops_s, sample.flops_s);
 }
 
+Vitals LiveFeed::vitals(double window_s) const {
+  asked_.store(true, std::memory_order_relaxed);
+  Vitals vitals = history_.window(window_s, model_->engine().step_ledger());
+  vitals.card = model_->engine().info().device.is_card();
+  std::lock_guard lock(mutex_);
+  vitals.cards = cards_;
+  vitals.seats = sources_.limits.seats, vitals.peaks = sources_.limits.peaks;
+  return vitals;
+}
+
 void LiveFeed::publish(TimeNs now) {
-  const LiveSample sample = sampler_.sample(meter::all(), model_->engine().step_ledger(), now);
+  const std::vector<Meter> meters = meter::all();
+  const StepLedger* ledger = model_->engine().step_ledger();
+  const LiveSample sample = sampler_.sample(meters, ledger, now);
+  history_.note(meters, ledger, read_host_state(), now);
+  std::vector<CardReading> cards;
+  if (sources_.read_cards != nullptr) cards = sources_.read_cards();
   const int64_t unix_s = std::time(nullptr);
   Point point{unix_s, sample.prompt_tokens_s, sample.generated_tokens_s, sample.running, sample.waiting};
   point.kv = sample.kv_total > 0 ? sample.kv_used / sample.kv_total : 0;
@@ -128,6 +145,7 @@ void LiveFeed::publish(TimeNs now) {
   {
     std::lock_guard lock(mutex_);
     raise_peaks(sample);
+    cards_ = std::move(cards);
     points_.push_back(point);
     if (points_.size() > kPoints) points_.pop_front();
     to = listeners_;
@@ -224,7 +242,7 @@ std::string LiveFeed::hello() const {
   JsonWriter w(json);
   w.begin_object().key("model").string(model_name_).key("device").string(info.device.name);
   w.key("instruction_set").string(info.device.instruction_set).key("threads").integer(info.device.threads);
-  w.key("context").integer(info.context).key("seats").integer(limits_.seats);
+  w.key("context").integer(info.context).key("seats").integer(sources_.limits.seats);
   w.key("blocks").integer(info.blocks).key("block_tokens").integer(info.block_tokens);
   w.key("points").begin_array();
   for (const Point& p : points_) {
@@ -285,9 +303,9 @@ std::string LiveFeed::event(const LiveSample& s, int64_t unix_s) const {
   rounded(w, "busy", s.busy_ratio);
   rounded(w, "bytes_s", s.bytes_s);
   rounded(w, "flops_s", s.flops_s);
-  of_peak(w, "bandwidth", s.bytes_s, limits_.peaks.bytes_s);
-  of_peak(w, "compute", s.flops_s, limits_.peaks.flops_s);
-  const Verdict verdict = what_holds_back(s, limits_);
+  of_peak(w, "bandwidth", s.bytes_s, sources_.limits.peaks.bytes_s);
+  of_peak(w, "compute", s.flops_s, sources_.limits.peaks.flops_s);
+  const Verdict verdict = what_holds_back(s, sources_.limits);
   w.key("verdict")
       .begin_object()
       .key("cause")

@@ -19,21 +19,17 @@
 
 #include "engine/served_model.h"
 #include "observe/live.h"
+#include "observe/vitals.h"
 #include "server/http.h"
 
 namespace sluice {
 
 class LiveFeed {
  public:
-  // Measures what the machine can do; takes up to a second and all cores. It is called once, when somebody
-  // looks for the first time and nothing is running.
-  using PeakMeasure = std::function<LivePeaks()>;
-
   LiveFeed() = default;
   ~LiveFeed() { stop(); }
-  // Before start. `seats`: sequences that run at once; `measure` may be null: shares of peaks are not told
-  // then.
-  void set_limits(int seats, PeakMeasure measure) { limits_.seats = seats, measure_ = std::move(measure); }
+  // Before start.
+  void set_sources(LiveSources sources) { sources_ = std::move(sources); }
   void start(ServedModel& model, std::string model_name);
   // Ends all streams and joins the thread. Idempotent.
   void stop();
@@ -41,6 +37,8 @@ class LiveFeed {
   // The connection's thread. `head_only`: the client asked for the head alone. Answers 429 over
   // limits::kLiveListeners.
   void listen(const std::shared_ptr<HttpExchange>& exchange, bool head_only);
+  // What was seen of the server in the last `window_s` seconds, the requests' accounts left out. Any thread.
+  Vitals vitals(double window_s) const;
   int listeners() const { return listening_.load(std::memory_order_relaxed); }
 
  private:
@@ -65,11 +63,13 @@ class LiveFeed {
 
   ServedModel* model_ = nullptr;
   std::string model_name_;
-  PeakMeasure measure_;
   LiveSampler sampler_;  // the feed's thread
-  LiveLimits limits_;    // written by the feed's thread under mutex_
+  VitalsHistory history_;
+  LiveSources sources_;             // its peaks are written by the feed's thread under mutex_
+  std::vector<CardReading> cards_;  // guarded by mutex_
   std::atomic<int> listening_{0};
-  std::mutex mutex_;
+  mutable std::atomic<bool> asked_{false};  // somebody wanted vitals
+  mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Point> points_;                          // guarded by mutex_
   std::vector<std::shared_ptr<Listener>> listeners_;  // guarded by mutex_

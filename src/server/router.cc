@@ -63,6 +63,8 @@ std::span<const Router::Route> Router::routes() {
       {"GET", "/metrics", "Prometheus metrics.", true, &Router::get_metrics, nullptr, nullptr},
       {"GET", "/v1/live", "The server's numbers as server-sent events, one a second.", false, nullptr, nullptr,
        nullptr, true},
+      {"GET", "/v1/diagnosis", "What costs throughput here, ranked, with evidence: ?window_s=N.", false,
+       &Router::get_diagnosis, nullptr, nullptr},
       {"GET", "/", "The page: chat, and the live numbers.", true, &Router::get_root, nullptr, nullptr},
       {"GET", "/page/", "Its files.", true, &Router::get_page_file, nullptr, nullptr},
       {"GET", "/routes", "This list.", true, &Router::get_routes, nullptr, nullptr},

@@ -34,9 +34,7 @@ class Router final : public HttpHandler {
   void serve_model(ServedModel& model);
   void set_draining();
   // Before serve_model.
-  void set_live_limits(int seats, LiveFeed::PeakMeasure measure) {
-    live_.set_limits(seats, std::move(measure));
-  }
+  void set_live_sources(LiveSources sources) { live_.set_sources(std::move(sources)); }
   // Of all answers: nothing is finished after it.
   void stop_traces() { tracer_->stop(); }
   // Ends the pools; jobs that wait still run.
@@ -85,6 +83,7 @@ class Router final : public HttpHandler {
   HttpResponse get_models(const HttpRequest& request);
   HttpResponse get_model(const HttpRequest& request);
   HttpResponse get_requests(const HttpRequest& request);
+  HttpResponse get_diagnosis(const HttpRequest& request);
   HttpResponse get_openapi(const HttpRequest& request);
   HttpResponse get_response(const HttpRequest& request);
   HttpResponse delete_response(const HttpRequest& request);

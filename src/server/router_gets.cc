@@ -107,6 +107,11 @@ HttpResponse Router::get_models(const HttpRequest&) {
 
 HttpResponse Router::get_requests(const HttpRequest& request) { return requests_page(request, *log_, keys_); }
 
+HttpResponse Router::get_diagnosis(const HttpRequest& request) {
+  if (model_.load(std::memory_order_acquire) == nullptr) return not_ready();
+  return diagnosis_page(request, live_, *log_);
+}
+
 HttpResponse Router::get_model(const HttpRequest& request) {
   ServedModel* model = model_.load(std::memory_order_acquire);
   if (model == nullptr) return not_ready();

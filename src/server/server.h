@@ -15,7 +15,7 @@
 namespace sluice {
 
 class ServedModel;
-struct LivePeaks;
+struct LiveSources;
 
 struct ServerConfig {
   std::string host = "127.0.0.1";
@@ -57,9 +57,8 @@ class Server {
   virtual void set_loading(const std::string& phase,
                            double fraction) = 0;     // what /ready and 503s say meanwhile
   virtual void serve_model(ServedModel& model) = 0;  // from now on /ready is 200
-  // For the live numbers: sequences that run at once, and how to measure what the machine can do (null: not at
-  // all); that is called at most once, while nothing runs. Before serve_model.
-  virtual void set_live_limits(int seats, std::function<LivePeaks()> measure) = 0;
+  // For the live numbers and the diagnosis. Before serve_model.
+  virtual void set_live_sources(LiveSources sources) = 0;
   // /ready goes 503, streams finish until `deadline`, connections close, threads join.
   virtual void drain(TimeNs deadline) = 0;
 };

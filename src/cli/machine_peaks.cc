@@ -1,0 +1,98 @@
+#include "cli/machine_peaks.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "cli/machine.h"
+#include "observe/host_state.h"
+#include "server/json.h"
+#include "server/json_writer.h"
+
+namespace sluice::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kUndisturbed = 0.7;  // of the cores' time, at least
+
+fs::path cache_folder() {
+  if (const char* named = std::getenv("XDG_CACHE_HOME"); named != nullptr && *named == '/')
+    return fs::path(named) / "sluice";
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home == '/')
+    return fs::path(home) / ".cache" / "sluice";
+  return {};
+}
+
+// The file has one machine's figures; of another they are none.
+LivePeaks read_peaks(const fs::path& file, const std::string& machine) {
+  std::ifstream in(file);
+  std::stringstream text;
+  text << in.rdbuf();
+  const std::string json = text.str();
+  const auto document = JsonDocument::parse(json);
+  if (!document) return {};
+  const auto named = document->root().find("machine");
+  if (!named || named->string() != machine) return {};
+  const auto number = [&](std::string_view name) {
+    const auto value = document->root().find(name);
+    return value ? value->number().value_or(0) : 0;
+  };
+  return {number("read_bytes_s"), number("int8_ops_s")};
+}
+
+// Whole or not at all: other servers may read it meanwhile.
+bool write_peaks(const fs::path& file, const std::string& machine, const LivePeaks& peaks) {
+  std::string json;
+  JsonWriter w(json);
+  w.begin_object().key("machine").string(machine);
+  w.key("read_bytes_s").number(peaks.bytes_s).key("int8_ops_s").number(peaks.flops_s).end_object();
+  const fs::path partial = file.string() + fmt::format(".{}", getpid());
+  std::error_code failed;
+  {
+    std::ofstream out(partial);
+    if (!(out << json << "\n")) return false;
+  }
+  fs::rename(partial, file, failed);
+  return !failed;
+}
+
+}  // namespace
+
+LivePeaks measured_peaks(int threads) {
+  const MachineLimits limits = measure_machine(threads);
+  return {limits.read_bytes_s, limits.int8_ops_s};
+}
+
+LivePeaks cached_peaks(int threads) {
+  const fs::path folder = cache_folder();
+  std::error_code failed;
+  if (folder.empty() || (fs::create_directories(folder, failed), failed)) return {};
+  const std::string machine = fmt::format("{}, {} threads", processor_name(), threads);
+  const fs::path file = folder / "peaks.json";
+  if (const LivePeaks known = read_peaks(file, machine); known.bytes_s > 0) return known;
+  const HostState before = read_host_state();
+  // On a busy machine it would take long and tell little.
+  if (access(folder.c_str(), W_OK) != 0 || before.load > 0.5 * before.usable_cores) return {};
+  const TimeNs begin = now_ns();
+  const LivePeaks peaks = measured_peaks(threads);
+  const double wall = seconds(now_ns() - begin), ran = read_host_state().cpu_s - before.cpu_s;
+  // The team spins or works all the time, so what it did not run others took.
+  const bool disturbed = ran < kUndisturbed * wall * threads;
+  const bool kept = !disturbed && write_peaks(file, machine, peaks);
+  LOG(info, "measured what this machine can do: {:.1f} GB/s, {:.0f} G int8 operations/s{}",
+      peaks.bytes_s * 1e-9, peaks.flops_s * 1e-9,
+      kept        ? "; kept in " + file.string()
+      : disturbed ? ", while others used it too"
+                  : "");
+  return disturbed ? LivePeaks() : peaks;
+}
+
+}  // namespace sluice::cli
