@@ -21,6 +21,7 @@
 #include "engine/served_model.h"
 #include "observe/live.h"
 #include "server/server.h"
+#include "tensor/card_watch.h"
 
 namespace sluice::cli {
 namespace {

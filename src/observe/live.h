@@ -11,10 +11,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/card_reading.h"
 #include "base/clock.h"
 #include "base/meter.h"
 #include "engine/step_record.h"
-#include "tensor/card_watch.h"
 
 namespace sluice {
 
