@@ -418,6 +418,8 @@ void tiles_avx2(const Job& job, int64_t tile_begin, int64_t tile_end) {
     case WeightElement::int8:
     case WeightElement::int4:
       break;
+    case WeightElement::fp8:
+      return;  // packed as bf16
   }
   if (job.xq.words) return tiles_avx2_words(job, tile_begin, tile_end);
   if (job.header->group == 16) return integer_kernels<16>(job, tile_begin, tile_end);

@@ -182,6 +182,8 @@ const BlockFn* blocks_of(const PackedHeader& h) {
       return h.group == 16 ? kIntegerBlocks<false, 16> : kIntegerBlocks<false, 32>;
     case WeightElement::int4:
       return h.group == 16 ? kIntegerBlocks<true, 16> : kIntegerBlocks<true, 32>;
+    case WeightElement::fp8:
+      break;  // packed as bf16
   }
   return nullptr;
 }
