@@ -118,7 +118,7 @@ void Parser::add_dummy(CLI::App* app) {
          "Instead of MODEL, made-up weights of a shape: a name (smollm2-135m, qwen2.5-0.5b, llama-3.2-1b, "
          "llama-3.2-3b, llama-3-8b, llama-3.1-8b, llama-3.1-70b, qwen3-8b; null computes nothing and answers "
          "at "
-         "once) and a format (:int4 :int8 :w8a8 :fp8 :bf16 "
+         "once) and a format (:int4 :awq :int8 :w8a8 :fp8 :bf16 "
          ":f16 :f32; default: bf16 with --device cuda[:N], else int4)")
       ->type_name("SHAPE");
   app->add_option("--quant", quant_, "The format of --dummy SHAPE, instead of SHAPE:FORMAT")

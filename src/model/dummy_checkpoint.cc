@@ -213,6 +213,8 @@ class DummyCheckpoint final : public Checkpoint {
     if (format_.layers_only && !slot.name.starts_with("blk.")) return {WeightElement::bf16};
     WeightFormat format = format_.format;
     if (format.group == kWholeRows) format.group = int(slot.cols);
+    if (format.element == WeightElement::int4)
+      while (format.group > 32 && slot.cols % format.group != 0) format.group /= 2;
     return format;
   }
 
@@ -227,6 +229,7 @@ class DummyCheckpoint final : public Checkpoint {
 Result<std::unique_ptr<Checkpoint>> make_dummy_checkpoint(const std::string& shape) {
   static const std::map<std::string_view, MadeUp> kFormats = {
       {"int4", {{WeightElement::int4, 32, true}}},
+      {"awq", {{WeightElement::int4, 128, true}, true}},
       {"int8", {{WeightElement::int8, 32, false}}},
       {"w8a8", {{WeightElement::int8, kWholeRows}, true}},
       {"fp8", {{WeightElement::fp8, kWholeRows}, true}},
@@ -238,8 +241,9 @@ Result<std::unique_ptr<Checkpoint>> make_dummy_checkpoint(const std::string& sha
   const auto format =
       kFormats.find(colon == std::string::npos ? "int4" : std::string_view(shape).substr(colon + 1));
   if (format == kFormats.end())
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("--dummy {}: the format must be int4, int8, w8a8, fp8, bf16, f16 or f32", shape)};
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("--dummy {}: the format must be int4, awq, int8, w8a8, fp8, bf16, f16 or f32", shape)};
   std::string known;
   for (const Shape& s : kShapes) {
     if (name == s.name)

@@ -35,7 +35,7 @@ TEST(DummyCheckpoint, HasEveryTensorInTheFormatAskedFor) {
 
 // What a device makes up and what the host makes up may differ in value, not in size.
 TEST(DummyCheckpoint, RowsHaveTheDeviationThatTheyName) {
-  for (const char* format : {"int4", "int8", "w8a8", "fp8", "bf16", "f16", "f32"}) {
+  for (const char* format : {"int4", "awq", "int8", "w8a8", "fp8", "bf16", "f16", "f32"}) {
     const auto checkpoint = make_dummy_checkpoint(std::string("smollm2-135m:") + format);
     ASSERT_TRUE(checkpoint.ok());
     const auto rows = (*checkpoint)->rows("blk.1.ffn_down.weight");
@@ -62,6 +62,16 @@ TEST(DummyCheckpoint, EightBitsLeaveEmbeddingAndHeadAlone) {
     EXPECT_EQ((*checkpoint)->rows(name)->format(), (WeightFormat{WeightElement::bf16})) << name;
   EXPECT_EQ((*checkpoint)->rows("blk.3.ffn_down.weight")->format(),
             (WeightFormat{WeightElement::fp8, 14336, false}));
+}
+
+// As published checkpoints: groups of 128 where they divide the columns, embedding and head left as they were.
+TEST(DummyCheckpoint, AwqIsOfTheLayersAlone) {
+  const auto checkpoint = make_dummy_checkpoint("smollm2-135m:awq");
+  ASSERT_TRUE(checkpoint.ok());
+  const auto format = [&](const char* name) { return (*checkpoint)->rows(name)->format(); };
+  EXPECT_EQ(format("blk.1.ffn_down.weight"), (WeightFormat{WeightElement::int4, 128, true}));
+  EXPECT_EQ(format("blk.1.attn_q.weight"), (WeightFormat{WeightElement::int4, 64, true}));
+  EXPECT_EQ(format("token_embd.weight"), WeightFormat{WeightElement::bf16});
 }
 
 TEST(DummyCheckpoint, TensorsDifferAndNormsAreOne) {

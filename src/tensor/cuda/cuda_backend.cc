@@ -23,6 +23,7 @@
 #include "tensor/cuda/experts/experts.h"
 #include "tensor/cuda/kv_layout.h"
 #include "tensor/cuda/kv_tiers/kv_tiers.h"
+#include "tensor/cuda/linear/int4_rows.h"
 #include "tensor/cuda/linear/linear.h"
 #include "tensor/cuda/load/weight_loader.h"
 #include "tensor/cuda/needs.h"
@@ -64,7 +65,10 @@ class CudaBackend final : public Backend {
   void begin_step(const BatchInput& batch, const KvGeometry& geometry, int heads) override {
     attention_->begin_step(batch, geometry, heads);
   }
-  void embed(const EmbedArgs& a) override { cuda::embed(context_, a); }
+  void embed(const EmbedArgs& a) override {
+    if (a.table.parts[0].format.element == WeightElement::int4) return int4_embed(context_, a);
+    cuda::embed(context_, a);
+  }
   void rms_norm(const RmsNormArgs& a) override { cuda::rms_norm(context_, a, copy_of(a.out)); }
   void add_rms_norm(const AddRmsNormArgs& a) override { cuda::add_rms_norm(context_, a, copy_of(a.out)); }
   void linear(const LinearArgs& a) override { linear_->run(a); }

@@ -97,4 +97,20 @@ CUtensorMap tensor_map_bytes_boxes(const void* data, int64_t rows, int64_t cols,
   return tensor_map_bf16_boxes(data, rows, cols / 2, cols / 2, box_rows, boxes, 128);
 }
 
+CUtensorMap tensor_map_blocks(const void* data, int block_bytes, int64_t across, int64_t down, int box_across,
+                              int box_down) {
+  CHECK(block_bytes % 16 == 0 && block_bytes <= 2048 && reinterpret_cast<uintptr_t>(data) % 16 == 0);
+  const cuuint64_t size[3] = {cuuint64_t(block_bytes / 8), cuuint64_t(across), cuuint64_t(down)};
+  const cuuint64_t stride_bytes[2] = {cuuint64_t(block_bytes), cuuint64_t(across) * cuuint64_t(block_bytes)};
+  const cuuint32_t box[3] = {cuuint32_t(block_bytes / 8), cuuint32_t(box_across), cuuint32_t(box_down)};
+  const cuuint32_t step[3] = {1, 1, 1};
+  CUtensorMap map;
+  const CUresult made =
+      encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_UINT64, 3, const_cast<void*>(data), size, stride_bytes, box, step,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, promotion_of(128),
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  CHECK(made == CUDA_SUCCESS, "the driver refused a tensor map");
+  return map;
+}
+
 }  // namespace sluice::cuda

@@ -26,4 +26,10 @@ CUtensorMap tensor_map_bf16_boxes(const void* data, int64_t rows, int64_t cols, 
 CUtensorMap tensor_map_bytes(const void* data, int64_t rows, int64_t cols, int box_rows);
 CUtensorMap tensor_map_bytes_boxes(const void* data, int64_t rows, int64_t cols, int box_rows, int boxes);
 
+// Blocks of block_bytes (a multiple of 16, at most 2048), `across` of them one after the other in each of
+// `down` dense panels, read in boxes of box_across x box_down blocks by one copy (ptx::copy_boxes: the panel,
+// then the block of the panel). Not swizzled; blocks outside read as zero.
+CUtensorMap tensor_map_blocks(const void* data, int block_bytes, int64_t across, int64_t down, int box_across,
+                              int box_down);
+
 }  // namespace sluice::cuda

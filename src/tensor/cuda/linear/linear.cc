@@ -11,6 +11,7 @@
 #include "tensor/cuda/linear/cublaslt.h"
 #include "tensor/cuda/linear/eight_bit.h"
 #include "tensor/cuda/linear/heuristics.h"
+#include "tensor/cuda/linear/int4_linear.h"
 #include "tensor/cuda/linear/stream_gemm.h"
 #include "tensor/cuda/linear/stream_gemm_8bit.h"
 #include "tensor/cuda/linear/tune.h"
@@ -26,21 +27,29 @@ class CudaLinear final : public Linear {
         backend_(backend),
         cublas_(std::move(cublas)),
         stream_workspace_(std::move(stream_workspace)),
-        eight_bit_(context, *cublas_, stream_workspace_.data()) {}
+        eight_bit_(context, *cublas_, stream_workspace_.data()),
+        int4_(context, *cublas_) {}
 
   void prepare(const Weight& w) override {
     check(w);
-    const void* data = w.parts[0].data.data();
-    CHECK(reinterpret_cast<uintptr_t>(data) % 256 == 0);
-    const Factors factors = factors_of(w.parts[0].format);
-    Group& group = weights_[{w.rows, w.cols, factors}];
-    group.weights.push_back(data);
-    if (factors != Factors::bf16) group.scales.push_back(quantized_weight(w).scales);
-    eight_bit_.prepare(w);
+    for (const Weight::Part& part : w.parts) {
+      const void* data = part.data.data();
+      CHECK(reinterpret_cast<uintptr_t>(data) % 256 == 0);
+      if (part.format.element == WeightElement::int4) {
+        int4_.prepare(part, w.cols, backend_);
+        continue;
+      }
+      const Factors factors = factors_of(part.format);
+      Group& group = weights_[{part.rows, w.cols, factors}];
+      group.weights.push_back(data);
+      if (factors != Factors::bf16) group.scales.push_back(quantized_weight(w).scales);
+    }
+    if (w.parts.size() == 1) eight_bit_.prepare(w);
   }
 
   void tune(const WorkspaceShape& step) override;
   Status reserve(const WorkspaceShape& step) override {
+    if (Status reserved = int4_.reserve(backend_); !reserved) return reserved;
     return eight_bit_.reserve(backend_, std::max(step.max_tokens, step.max_logit_rows));
   }
 
@@ -56,21 +65,38 @@ class CudaLinear final : public Linear {
     CHECK(a.x.stride >= a.x.cols && a.out.stride >= a.out.cols);
     if (factors_of(a.w.parts[0].format) != Factors::bf16) return eight_bit_.run(a);
     eight_bit_.written(a.out);
+    if (a.w.parts.size() == 1) return run_part(a, a.w.parts[0]);
+    for (const Weight::Part& part : a.w.parts) {
+      Weight shape;
+      shape.rows = part.rows, shape.cols = a.w.cols;
+      run_part(
+          {a.x, shape, a.bias ? a.bias + part.row_begin : nullptr, a.out.columns(part.row_begin, part.rows)},
+          part);
+    }
+  }
+
+ private:
+  // Of a.w only the shape is read, the part's.
+  void run_part(const LinearArgs& a, const Weight::Part& part) {
+    if (part.format.element == WeightElement::int4) return int4_.run(a, part);
+    const void* weights = part.data.data();
     const LinearChoice choice =
         choose_linear({a.x.rows, a.w.rows, a.w.cols, a.out.dtype}, context_.multiprocessors);
     if (choice.way == LinearChoice::Way::cublaslt || !stream_gemm_supports(choice.stream) ||
         !stream_gemm_supports(a))
-      return cublas_->run({a.x, a.w.parts[0].data.data(), a.bias, a.out});
-    stream_gemm(context_, a, a.w.parts[0].data.data(), choice.stream, stream_workspace_.data());
+      return cublas_->run({a.x, weights, a.bias, a.out});
+    stream_gemm(context_, a, weights, choice.stream, stream_workspace_.data());
   }
 
- private:
   static void check(const Weight& w) {
-    const WeightElement element = w.parts.size() == 1 ? w.parts[0].format.element : WeightElement::f32;
-    const bool eight = element == WeightElement::fp8 || element == WeightElement::int8;
-    CHECK(
-        (element == WeightElement::bf16 && w.cols % 8 == 0) || (eight && w.cols % 16 == 0 && w.rows % 16 == 0),
-        "a weight that load/ did not make");
+    for (const Weight::Part& part : w.parts) {
+      const WeightElement element = part.format.element;
+      const bool eight =
+          (element == WeightElement::fp8 || element == WeightElement::int8) && w.parts.size() == 1;
+      CHECK((element == WeightElement::bf16 && w.cols % 8 == 0) || element == WeightElement::int4 ||
+                (eight && w.cols % 16 == 0 && w.rows % 16 == 0),
+            "a weight that load/ did not make");
+    }
   }
 
   struct Group {
@@ -83,6 +109,7 @@ class CudaLinear final : public Linear {
   std::unique_ptr<CublasLt> cublas_;
   Buffer stream_workspace_;
   EightBitLinear eight_bit_;
+  Int4Linear int4_;
   std::map<std::tuple<int64_t, int64_t, Factors>, Group> weights_;  // prepared, by N, K and kind
 };
 

@@ -1,9 +1,11 @@
-// out = x · wᵀ (+ bias), bf16 in, float32 sums, bf16 or f32 out. Weights are [N, K], row-major, one part,
-// 256-byte aligned: bf16 with K a multiple of 8, or eight bits with scales (rows/quantized_weight.h), K and N
-// multiples of 16, that are multiplied with x quantized by rows.
+// out = x · wᵀ (+ bias), bf16 in, float32 sums, bf16 or f32 out. Weights are [N, K], 256-byte aligned:
+// row-major bf16 with K a multiple of 8; eight bits with scales (rows/quantized_weight.h), one part, K and N
+// multiples of 16, that are multiplied with x quantized by rows; or 4 bits (int4_layout.h). Parts of bf16 and
+// of 4 bits may stand side by side.
 //
 // Two ways, chosen by a pure function of the shape (heuristics.h): a streaming kernel that reads weights at the
 // memory's pace for few rows, and cuBLASLt for many.
+// 4-bit weights have ways of their own (int4_linear.h).
 #pragma once
 
 #include <memory>

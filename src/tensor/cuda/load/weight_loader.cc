@@ -16,6 +16,8 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "tensor/cuda/device/cuda_check.h"
+#include "tensor/cuda/linear/int4_pack.h"
+#include "tensor/cuda/linear/int4_random.h"
 #include "tensor/cuda/load/decode.h"
 #include "tensor/cuda/rows/quantized_weight.h"
 #include "tensor/cuda/rows/rows.h"
@@ -65,6 +67,12 @@ WeightFormat kept_together(std::span<const Backend::PackSource> sources) {
   return *all;
 }
 
+// As what a source stays 4-bit, or else bf16.
+WeightFormat kept_int4(const Backend::PackSource& s) {
+  const WeightFormat kept = kept_format(s.rows->format(), s.rows->rows(), s.rows->cols());
+  return kept.element == WeightElement::int4 && !s.of_expert ? kept : WeightFormat{WeightElement::bf16};
+}
+
 class Loader final : public WeightLoader {
  public:
   Loader(const Context& context, Backend& backend, const WeightLoaderOptions& options)
@@ -86,7 +94,10 @@ class Loader final : public WeightLoader {
   void work(std::span<Slot> slots);
   void run_pieces(std::span<Slot> slots, size_t& turn, DecodedRow& scratch);
   void decode(const Piece& piece, int64_t row, DecodedRow& scratch, std::byte* out);
+  Result<Weight::Part> pack_part(std::span<const Backend::PackSource> sources, const WeightFormat& kept);
   std::vector<Piece> cut(std::span<const Backend::PackSource> sources, int64_t cols);
+  std::vector<Piece> cut_int4(std::span<const Backend::PackSource> sources);
+  void pack_panels(const Piece& piece, std::byte* out, DecodedRow& scratch);
   void make_up(const RowSource::Synthetic& synthetic, int64_t row, int64_t rows, int64_t cols);
   Error out_of_memory(size_t bytes) const;
 
@@ -101,10 +112,10 @@ class Loader final : public WeightLoader {
   std::vector<Slot> slots_;
   std::vector<std::thread> threads_;
 
-  // The weight at hand. Written by pack under mutex_ while no thread works; pieces are taken by next_.
+  // The part at hand. Written by pack under mutex_ while no thread works; pieces are taken by next_.
   std::mutex mutex_;
   std::condition_variable begin_, end_;
-  uint64_t round_ = 0;  // counts weights
+  uint64_t round_ = 0;  // counts parts
   bool stop_ = false;
   size_t working_ = 0;
   std::vector<Piece> pieces_;
@@ -113,6 +124,8 @@ class Loader final : public WeightLoader {
   Factors factors_ = Factors::bf16;  // as which it is kept
   std::optional<QuantizedLayout> layout_;
   std::vector<float> scales_;  // of eight bits, as they will lie on the card; each row's by whoever decodes it
+  std::optional<Int4Layout> int4_;          // where the part stays 4-bit: pieces are whole panels
+  std::atomic<bool> int4_refused_ = false;  // a row did not suit the layout
   std::atomic<size_t> next_ = 0;
 };
 
@@ -170,10 +183,17 @@ void Loader::run_pieces(std::span<Slot> slots, size_t& turn, DecodedRow& scratch
     const Piece& piece = pieces_[i];
     const Slot& slot = slots[turn++ % slots.size()];
     CUDA_CHECK(cudaEventSynchronize(slot.copied));
-    populate(piece);
-    for (int64_t r = 0; r < piece.count; ++r) decode(piece, r, scratch, slot.data + size_t(r) * row_bytes_);
-    CUDA_CHECK(cudaMemcpyAsync(target_ + size_t(piece.destination_row) * row_bytes_, slot.data,
-                               size_t(piece.count) * row_bytes_, cudaMemcpyHostToDevice, stream_));
+    size_t bytes_before = size_t(piece.destination_row) * row_bytes_, bytes = size_t(piece.count) * row_bytes_;
+    if (int4_) {
+      const auto panel = size_t(int4_->panel_bytes());
+      pack_panels(piece, slot.data, scratch);
+      bytes_before = size_t(piece.destination_row / kPanelRows) * panel;
+      bytes = size_t((piece.count + kPanelRows - 1) / kPanelRows) * panel;
+    } else {
+      populate(piece);
+      for (int64_t r = 0; r < piece.count; ++r) decode(piece, r, scratch, slot.data + size_t(r) * row_bytes_);
+    }
+    CUDA_CHECK(cudaMemcpyAsync(target_ + bytes_before, slot.data, bytes, cudaMemcpyHostToDevice, stream_));
     CUDA_CHECK(cudaEventRecord(slot.copied, stream_));
   }
 }
@@ -204,6 +224,44 @@ void Loader::make_up(const RowSource::Synthetic& synthetic, int64_t row, int64_t
   auto* scales = reinterpret_cast<float*>(target_ + layout_->scales_at) + row;
   quantize_rows(context_, {wide, DType::bf16, rows, cols, cols}, {to, scales, factors_, rows, cols, rows});
   CUDA_CHECK(cudaFreeAsync(wide, context_.stream));
+}
+
+// A piece of 4-bit rows may go on into the sources behind its own.
+void Loader::pack_panels(const Piece& piece, std::byte* out, DecodedRow& scratch) {
+  const auto panel_bytes = size_t(int4_->panel_bytes());
+  std::memset(out, 0, size_t((piece.count + kPanelRows - 1) / kPanelRows) * panel_bytes);
+  const Backend::PackSource* source = piece.source;
+  int64_t row = piece.first;
+  for (int64_t r = 0; r < piece.count && !int4_refused_.load(std::memory_order_relaxed); ++r, ++row) {
+    while (row >= source->rows->rows()) row -= source->rows->rows(), ++source;
+    const WeightFormat format = source->rows->format();
+    source->rows->decode(stored_index(*source, row), scratch);
+    if (!format.has_min) scratch.min.clear();
+    if (!pack_int4_row(*int4_, scratch, format.group, int(r % kPanelRows),
+                       out + size_t(r / kPanelRows) * panel_bytes))
+      int4_refused_ = true;
+  }
+}
+
+// Made up on the card where all of the part is.
+std::vector<Piece> Loader::cut_int4(std::span<const Backend::PackSource> sources) {
+  const bool made_up = std::all_of(sources.begin(), sources.end(),
+                                   [](const auto& s) { return s.rows->synthetic().has_value(); });
+  if (made_up) {
+    const auto synthetic = sources[0].rows->synthetic();
+    int4_random(context_, target_, *int4_, synthetic->seed, synthetic->deviation);
+    return {};
+  }
+  std::vector<Piece> pieces;
+  const int64_t rows_each = int64_t(options_.buffer_bytes) / int4_->panel_bytes() * kPanelRows;
+  CHECK(rows_each > 0, "a panel beyond a loading buffer");
+  const Backend::PackSource* source = sources.data();
+  int64_t before = 0;  // rows of the sources before
+  for (int64_t row = 0; row < int4_->rows; row += rows_each) {
+    while (row - before >= source->rows->rows()) before += source->rows->rows(), ++source;
+    pieces.push_back({source, row - before, std::min(rows_each, int4_->rows - row), row});
+  }
+  return pieces;
 }
 
 // Synthetic sources are filled here.
@@ -255,12 +313,33 @@ Result<Weight> Loader::pack(std::span<const Backend::PackSource> sources) {
   if (threads_.empty())
     if (Status started = start(); !started) return std::move(started).error();
 
-  const WeightFormat kept = kept_together(sources);
+  for (size_t begin = 0, end; begin < sources.size(); begin = end) {
+    WeightFormat kept = kept_int4(sources[begin]);
+    for (end = begin + 1; end < sources.size() && kept_int4(sources[end]) == kept;) ++end;
+    const auto alike = sources.subspan(begin, end - begin);
+    if (kept.element == WeightElement::bf16 && alike.size() == sources.size()) kept = kept_together(sources);
+    Result<Weight::Part> part = pack_part(alike, kept);
+    if (part && int4_refused_) part = pack_part(alike, {WeightElement::bf16});
+    if (!part) return std::move(part).error();
+    if (!weight.parts.empty()) part->row_begin = weight.parts.back().row_begin + weight.parts.back().rows;
+    weight.parts.push_back(std::move(*part));
+  }
+  return weight;
+}
+
+Result<Weight::Part> Loader::pack_part(std::span<const Backend::PackSource> sources, const WeightFormat& kept) {
+  Weight::Part part;
+  part.format = kept;
+  for (const Backend::PackSource& s : sources) part.rows += s.rows->rows();
+  const int64_t cols = sources[0].rows->cols();
+  int4_.reset();
+  int4_refused_ = false;
+  if (kept.element == WeightElement::int4) int4_ = Int4Layout{part.rows, cols, kept.group};
   factors_ = factors_of(kept);
-  layout_.emplace(factors_, weight.rows, weight.cols);
-  row_bytes_ = size_t(weight.cols) * size_t(factor_bytes(factors_));
+  layout_.emplace(factors_, part.rows, cols);
+  row_bytes_ = size_t(cols) * size_t(factor_bytes(factors_));
   const bool eight = factors_ != Factors::bf16, made_up = sources[0].rows->synthetic().has_value();
-  const size_t bytes = eight ? layout_->bytes : size_t(weight.rows) * row_bytes_;
+  const size_t bytes = int4_ ? int4_->bytes() : eight ? layout_->bytes : size_t(part.rows) * row_bytes_;
   scales_.assign(eight ? size_t(layout_->scale_count) : 0, 0.f);
   void* data = nullptr;
   // Not backend.alloc, which fills with zeros and waits for the stream, and so for the copies before.
@@ -268,9 +347,9 @@ Result<Weight> Loader::pack(std::span<const Backend::PackSource> sources) {
     cudaGetLastError();
     return out_of_memory(bytes);
   }
-  weight.parts.push_back({0, weight.rows, kept, Buffer(&backend_, data, bytes)});
+  part.data = Buffer(&backend_, data, bytes);
   target_ = static_cast<std::byte*>(data);
-  auto pieces = cut(sources, weight.cols);
+  auto pieces = int4_ ? cut_int4(sources) : cut(sources, cols);
   std::unique_lock lock(mutex_);
   pieces_ = std::move(pieces);
   next_ = 0;
@@ -283,7 +362,7 @@ Result<Weight> Loader::pack(std::span<const Backend::PackSource> sources) {
                                cudaMemcpyHostToDevice, stream_));
   CUDA_CHECK(cudaEventRecord(sent_, stream_));
   CUDA_CHECK(cudaStreamWaitEvent(context_.stream, sent_));
-  return weight;
+  return part;
 }
 
 void Loader::finish() {
@@ -314,6 +393,8 @@ WeightFormat kept_format(const WeightFormat& format, int64_t rows, int64_t cols)
   if (format.element == WeightElement::fp8 && format.group == kScaleBlock && format.group_rows == kScaleBlock &&
       rows % kScaleBlock == 0 && cols % kScaleBlock == 0)
     return {WeightElement::fp8, int(kScaleBlock), false, int(kScaleBlock)};
+  if (const int group = int4_group(format.group, cols); format.element == WeightElement::int4 && group > 0)
+    return {WeightElement::int4, group, true};
   return {WeightElement::bf16};
 }
 

@@ -1,6 +1,8 @@
-// From a file's rows to bf16 on the card. Every canonical format lands in bf16 [N, K], row-major, one part:
-// f32 and f16 are rounded to nearest even, integer formats are computed as scale * q + min in float32 and
-// rounded.
+// From a file's rows to the card. What kept_format() says stays what it is: eight bits row-major with scales
+// behind (rows/quantized_weight.h), 4 bits in a layout of their own (linear/int4_layout.h). Everything else
+// lands in bf16 [N, K], row-major: f32 and f16 are rounded to nearest even, integer formats are computed as
+// scale * q + min in float32 and rounded. A weight has one part, or one for each run of sources that are 4-bit
+// alike or not at all.
 #pragma once
 
 #include <memory>
@@ -39,8 +41,9 @@ std::unique_ptr<WeightLoader> make_weight_loader(const Context& context, Backend
                                                  const WeightLoaderOptions& options = {});
 
 // As what a matrix of this format is kept on the card: eight bits where its scales are of whole rows, or of fp8
-// blocks of 128 x 128, and its sides are multiples of 16 (blocks: 128); else bf16. Matrices that are packed
-// together are kept as eight bits where all of them are, in the same way, and blocks' rows have their order.
+// blocks of 128 x 128, and its sides are multiples of 16 (blocks: 128); 4 bits where linear/int4_layout.h takes
+// them, whose group is then meant; else bf16. Matrices that are packed together are kept as eight bits where
+// all of them are, in the same way, and blocks' rows have their order; 4-bit ones whatever stands beside them.
 WeightFormat kept_format(const WeightFormat& format, int64_t rows, int64_t cols);
 
 }  // namespace sluice::cuda

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "tensor/cuda/linear/int4_rows.h"
 #include "tensor/cuda/testing/device.h"
 #include "tensor/cuda/testing/memory_backend.h"
 
@@ -83,6 +84,18 @@ class SyntheticRows final : public RowSource {
   int64_t rows_;
 };
 
+// 4-bit rows with a scale that f16 cannot hold as the layout wants it.
+class LargeScale final : public RowSource {
+ public:
+  int64_t rows() const override { return 40; }
+  int64_t cols() const override { return 64; }
+  WeightFormat format() const override { return {WeightElement::int4, 32, false}; }
+  void decode(int64_t row, DecodedRow& out) const override {
+    out.q.assign(64, 3);
+    out.scale = {1, row == 35 ? 1000.f : 1.f}, out.min = {0, 0};
+  }
+};
+
 std::vector<uint16_t> bits_of(const Weight& w) {
   return download<uint16_t>(w.parts.at(0).data.data(), size_t(w.rows * w.cols));
 }
@@ -149,7 +162,8 @@ TEST(WeightLoader, SeveralSources) {
   std::vector<Backend::PackSource> sources;
   for (const WeightFormat& format : kFormats) {
     const int64_t count = 1 + 40 * int64_t(rows.size());
-    rows.push_back(std::make_unique<RandomRows>(count, 64, format, uint32_t(count), format.is_float()));
+    // Of 96 columns, which the 4-bit layout does not take.
+    rows.push_back(std::make_unique<RandomRows>(count, 96, format, uint32_t(count), format.is_float()));
     orders.push_back(rows.size() % 2 ? shuffled(count, uint32_t(count)) : std::vector<int32_t>());
   }
   for (size_t i = 0; i < rows.size(); ++i) sources.push_back({rows[i].get(), orders[i]});
@@ -175,6 +189,74 @@ TEST(WeightLoader, Many) {
     const Backend::PackSource source{rows[i].get(), {}};
     expect_packed(weights[i], std::span(&source, 1));
   }
+}
+
+// What the card holds of a part in the 4-bit layout, as bf16's values.
+std::vector<float> expanded(const Weight::Part& part, int64_t cols) {
+  const DeviceBytes out(size_t(part.rows * cols) * 2);
+  int4_expand(context(), part.data.data(), {part.rows, cols, part.format.group}, 0, part.rows, out.data());
+  return download_bf16(out.data(), size_t(part.rows * cols));
+}
+
+void expect_near(const std::vector<float>& got, const float* want) {
+  size_t wrong = 0;
+  // bf16, and minima rounded to 11 bits.
+  for (size_t i = 0; i < got.size(); ++i)
+    wrong += !(std::fabs(got[i] - want[i]) <= 4e-3f * std::fabs(want[i]) + 3e-4f);
+  EXPECT_EQ(wrong, 0u);
+}
+
+// Neighbours that are kept alike are one part, whatever their rows; others are parts of their own.
+TEST(WeightLoader, FourBitsStayWhatTheyAre) {
+  const WeightFormat in64{WeightElement::int4, 64, true};
+  const RandomRows a(20, 256, in64, 1), b(301, 256, in64, 2), c(9, 256, kFormats[1], 3),
+      d(40, 256, {WeightElement::int4, 32, false}, 4), e(16, 256, {WeightElement::int4, 256, true}, 5);
+  const auto order = shuffled(301, 3);
+  const Backend::PackSource sources[] = {{&a, {}}, {&b, order}, {&c, {}}, {&d, {}}, {&e, {}}};
+  const auto loader = small_loader();
+  const auto w = loader->pack(sources);
+  ASSERT_TRUE(w.ok());
+  wait();
+  const auto judge = make_ref_backend();
+  const auto want = judge->pack(sources);
+  std::vector<float> values;
+  for (const Weight::Part& part : want->parts)
+    values.insert(values.end(), part.data.as<float>(), part.data.as<float>() + part.rows * 256);
+
+  ASSERT_EQ(w->parts.size(), 4u);
+  EXPECT_EQ(w->rows, 386);
+  const int64_t rows[] = {321, 9, 40, 16}, groups[] = {64, 0, 32, 128};
+  int64_t row = 0;
+  for (size_t i = 0; i < 4; ++i) {
+    const Weight::Part& part = w->parts[i];
+    EXPECT_EQ(part.row_begin, row);
+    ASSERT_EQ(part.rows, rows[i]);
+    EXPECT_EQ(part.format.group, groups[i]);
+    if (part.format.element == WeightElement::int4) {
+      expect_near(expanded(part, 256), &values[size_t(row * 256)]);
+    } else {
+      EXPECT_EQ(part.format, WeightFormat{WeightElement::bf16});
+      expect_near(download_bf16(part.data.data(), size_t(part.rows * 256)), &values[size_t(row * 256)]);
+    }
+    row += part.rows;
+  }
+}
+
+// experts() takes bf16 alone; and what the layout cannot hold is bf16 too.
+TEST(WeightLoader, FourBitsThatBecomeBf16) {
+  const auto loader = small_loader();
+  const RandomRows rows(33, 256, kFormats[6], 1), narrow(33, 96, kFormats[6], 1);
+  for (const Backend::PackSource& source :
+       {Backend::PackSource{&rows, {}, true}, Backend::PackSource{&narrow, {}}}) {
+    const auto w = loader->pack(std::span(&source, 1));
+    ASSERT_TRUE(w.ok());
+    expect_packed(*w, std::span(&source, 1));
+  }
+  const LargeScale large;
+  const Backend::PackSource source{&large, {}};
+  const auto w = loader->pack(std::span(&source, 1));
+  ASSERT_TRUE(w.ok());
+  expect_packed(*w, std::span(&source, 1));
 }
 
 TEST(WeightLoader, SyntheticIsMadeUpOnTheCard) {

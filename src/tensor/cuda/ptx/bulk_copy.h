@@ -13,4 +13,14 @@ __device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t b
                : "memory");
 }
 
+// The same with an L2 policy (barrier.h).
+__device__ __forceinline__ void copy_bulk(void* to, const void* from, uint32_t bytes, uint64_t* barrier,
+                                          uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
+      "%4;" ::"r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+
 }  // namespace sluice::cuda::ptx

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "tensor/cuda/ptx/cluster.h"
 #include "tensor/cuda/ptx/wgmma.h"
 
 namespace sluice::cuda::ptx {
@@ -141,14 +142,6 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
 }
 
 // Clusters: blocks that run side by side and reach into each other's shared memory.
-__device__ __forceinline__ uint32_t cluster_rank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-__device__ __forceinline__ void cluster_sync() {  // all threads of all its blocks
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
 // Arrives at the barrier that lies at the same address in block `rank` of the cluster.
 __device__ __forceinline__ void barrier_arrive_in(uint64_t* barrier, uint32_t rank) {
   asm volatile(
