@@ -13,15 +13,16 @@ int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 Int4Layout layout_of(const Int4Shape& s) { return {s.n, s.k, s.group}; }
 
-int64_t clusters_of(const Int4StreamConfig& c, const Int4Shape& s, int multiprocessors) {
-  return std::min<int64_t>(up(layout_of(s).panels(), c.tile_panels()), multiprocessors / c.cluster);
+// Clusters that find room at once, of blocks that fill a multiprocessor's shared memory: 30 of four on 132.
+int64_t places(int cluster, int multiprocessors) {
+  return cluster == 4 ? multiprocessors * 10 / 44 : multiprocessors / cluster;
 }
 
 // The bytes that a multiprocessor takes in, and what a product's end costs: the table in README.md.
 double cost_us(const Int4StreamConfig& c, const Int4Shape& s, int multiprocessors) {
   constexpr double kMemory = 4.5e6, kMultiprocessor = 60e3;
   const Int4Layout layout = layout_of(s);
-  const int64_t clusters = clusters_of(c, s, multiprocessors);
+  const int64_t clusters = int4_stream_clusters(c, s, multiprocessors);
   const int64_t rounds = up(up(layout.panels(), c.tile_panels()), clusters);
   const double bytes = double(rounds * c.tile_panels() * layout.panel_bytes()) / c.cluster;
   const double input = double(s.m * s.k * 2) / c.cluster;
@@ -36,6 +37,10 @@ int64_t int4_stage_bytes(const Int4StreamConfig& c, const Int4Shape& s) {
   return up(int64_t(c.panels) * c.stage_blocks * layout_of(s).block_bytes(), kStageAlignment) * kStageAlignment;
 }
 
+int64_t int4_stream_clusters(const Int4StreamConfig& c, const Int4Shape& s, int multiprocessors) {
+  return std::min(up(layout_of(s).panels(), c.tile_panels()), places(c.cluster, multiprocessors));
+}
+
 int64_t int4_part_bytes(const Int4StreamConfig& c) {
   return int64_t(c.slices) * c.tile_panels() * c.rows * kPanelRows * 4;
 }
@@ -44,7 +49,7 @@ int64_t int4_shared_bytes(const Int4StreamConfig& c, const Int4Shape& s, int mul
   const Int4Layout layout = layout_of(s);
   const int64_t barriers = kInt4BarrierBytes + kStageAlignment;
   const int64_t tiles = up(layout.panels(), c.tile_panels());
-  const int64_t parts = int4_part_bytes(c) * (tiles > clusters_of(c, s, multiprocessors) ? 2 : 1);
+  const int64_t parts = int4_part_bytes(c) * (tiles > int4_stream_clusters(c, s, multiprocessors) ? 2 : 1);
   const int64_t units = up(up(layout.blocks(), c.stage_blocks), c.cluster);
   const int64_t pitch = units * c.stage_blocks * layout.block_cols() * 2 + 144;
   return barriers + parts + up(s.m * pitch, kStageAlignment) * kStageAlignment +
@@ -95,10 +100,12 @@ Int4GemmConfig choose_int4_gemm(const Int4Shape& s, bool integer_zeros, int mult
   double best_us = 0;
   for (const int columns : {16, 32, 64, 96, 128, 160})
     for (const int cluster : {1, 2, 4}) {
-      if (columns / 8 % cluster != 0 || (s.group != 128 && columns != 32 && columns != 128)) continue;
+      if (columns / 8 % cluster != 0 || (columns == 16 && s.m > 16) ||
+          (s.group != 128 && columns != 32 && columns != 128))
+        continue;
       const int64_t tiles = up(s.n, kInt4GemmTileRows) * up(s.m, columns);
-      const int64_t places = cluster == 4 ? multiprocessors * 10 / 44 : multiprocessors / cluster;
-      const int64_t rounds = up(tiles, places), stages = up(up(s.k, kInt4GemmDepth), cluster);
+      const int64_t rounds = up(tiles, places(cluster, multiprocessors)),
+                    stages = up(up(s.k, kInt4GemmDepth), cluster);
       if (cluster > 1 && rounds > 1) continue;
       const double stage_us = 0.36 + 0.0042 * columns + 0.1 * (128 / s.group - 1);
       const double us = double(rounds) * (double(stages) * stage_us + 1) + (cluster > 1 ? 4 : 0);
@@ -108,7 +115,7 @@ Int4GemmConfig choose_int4_gemm(const Int4Shape& s, bool integer_zeros, int mult
 }
 
 // Beyond the most rows, weights are turned to bf16 once rather than for every tile of rows.
-constexpr int64_t kFewRows = 8, kMostStreamRows = 16, kMostGemmRows = 1024;
+constexpr int64_t kFewRows = 8, kMostStreamRows = 16, kMostGemmRows = 2304;
 
 Int4Choice choose_int4(const Int4Shape& s, bool integer_zeros, int multiprocessors) {
   Int4Choice choice;

@@ -48,6 +48,8 @@ struct Int4GemmConfig {
 constexpr int int4_most_warps(int rows, int panels) { return rows / 8 * panels <= 4 ? 16 : 8; }
 
 // Shared memory of the streaming kernel's block.
+// Clusters of its grid; each takes every so manieth tile.
+int64_t int4_stream_clusters(const Int4StreamConfig& c, const Int4Shape& s, int multiprocessors);
 int64_t int4_part_bytes(const Int4StreamConfig& c);  // a tile's sums, of all slices
 int64_t int4_stage_bytes(const Int4StreamConfig& c, const Int4Shape& s);
 int64_t int4_shared_bytes(const Int4StreamConfig& c, const Int4Shape& s, int multiprocessors);

@@ -392,7 +392,7 @@ void int4_stream(const Context& context, const LinearArgs& a, const void* weight
   job.x_pitch =
       int(up(up(job.units, config.cluster) * config.stage_blocks * layout.block_cols() * 2, 128) * 128 + 16);
   job.part_bytes = int(int4_part_bytes(config));
-  const int64_t clusters = std::min<int64_t>(job.tiles, context.multiprocessors / config.cluster);
+  const int64_t clusters = int4_stream_clusters(config, shape, context.multiprocessors);
   job.two_parts = job.tiles > clusters;
   job.f32 = a.out.dtype == DType::f32;
   const int64_t shared = int4_shared_bytes(config, shape, context.multiprocessors);
