@@ -1,10 +1,10 @@
 // Made-up 4-bit weights for tests, in the layout and as the numbers that they stand for.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <cmath>
 #include <random>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include "tensor/cuda/linear/int4_pack.h"
@@ -63,8 +63,10 @@ struct Int4Case {
 };
 
 inline std::string text(const Int4Case& c) {
-  return fmt::format("m {} n {} k {} group {} zeros {} bias {} f32 {} gap {}", c.m, c.n, c.k, c.group,
-                     int(c.zeros), c.bias, c.f32, c.x_gap);
+  std::ostringstream out;
+  out << "m " << c.m << " n " << c.n << " k " << c.k << " group " << c.group << " zeros " << int(c.zeros)
+      << " bias " << c.bias << " f32 " << c.f32 << " gap " << c.x_gap;
+  return out.str();
 }
 
 class Int4Product {
