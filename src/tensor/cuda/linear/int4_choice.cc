@@ -115,7 +115,7 @@ Int4GemmConfig choose_int4_gemm(const Int4Shape& s, bool integer_zeros, int mult
 }
 
 // Beyond the most rows, weights are turned to bf16 once rather than for every tile of rows.
-constexpr int64_t kFewRows = 8, kMostStreamRows = 16, kMostGemmRows = 2304;
+constexpr int64_t kFewRows = 8, kMostStreamRows = 16, kMostGemmRows = 1024;
 
 Int4Choice choose_int4(const Int4Shape& s, bool integer_zeros, int multiprocessors) {
   Int4Choice choice;
