@@ -115,11 +115,11 @@ struct EngineMeters {
   Gauge& prefix_hit_ratio;                           // 0..1, PrefixHitShare
   Counter& prefix_evictions;                         // blocks
 
-  Counter& prompt_tokens;     // of requests whose prompt has been computed
-  Counter& generated_tokens;  // sent to clients
-  Counter& computed_tokens;   // all rows of all steps
+  Counter& prompt_tokens;      // of requests whose prompt has been computed
+  Counter& generated_tokens;   // sent to clients
+  Counter& computed_tokens;    // all rows of all steps
   Counter& recomputed_tokens;  // of these, what had been computed before a preemption
-  Counter& discarded_tokens;  // sampled for sequences that had ended meanwhile
+  Counter& discarded_tokens;   // sampled for sequences that had ended meanwhile
   Counter& preemptions;
   Counter& steps;
   Counter& one_sequence_steps;
