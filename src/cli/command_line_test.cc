@@ -163,7 +163,7 @@ TEST(CommandLine, WrongUseIsTwoAndOneLine) {
       {{"serve", "--dummy", "llama-3.1-8b:fp8", "--quant", "fp8"},
        "give --dummy SHAPE:FORMAT or --quant FORMAT, not both"},
       {{"serve", "--dummy", "llama-3.1-8b", "--quant", "e5m2"},
-       "--dummy llama-3.1-8b:e5m2: the format must be int4, int8, w8a8, fp8, bf16, f16 or f32"},
+       "--dummy llama-3.1-8b:e5m2: the format must be int4, awq, int8, w8a8, fp8, bf16, f16 or f32"},
       {{"bench", "engine", "m", "--batch", "0"}, "--batch"},
       {{"bench", "serve", "--url", "http://h"}, "give --concurrency or --rate"},
       {{"bench", "serve", "--url", "http://h", "--rate", "1", "--concurrency", "1"}, "--rate"},
