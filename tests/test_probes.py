@@ -1,6 +1,7 @@
 """The USDT probes, looked at from outside with bpftrace: that they are there, that they fire, and that the scripts of tools/bpf run."""
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -76,11 +77,11 @@ def server():
 
 
 def ask_until(server, watch, text):
-    """Requests, until the script has seen one: it says nothing of when it is attached."""
+    """Requests, until what was printed matches: a script says nothing of when it is attached, and of requests meanwhile sees a part."""
     def seen():
         assert watch.process.poll() is None, watch.text
         assert server.post("/v1/completions", ASK, {"X-Request-Id": "the-one"})[0] == 200
-        return text in watch.text
+        return re.search(text, watch.text, re.M)
     assert until(seen, 100000), watch.text
 
 
@@ -90,8 +91,9 @@ def test_the_binary_has_all_probes():
 
 def test_a_requests_waterfall(server):
     watch = Watch(server, "waterfall.bt")
-    ask_until(server, watch, "the-one")
-    line = next(line for line in watch.end().splitlines() if "the-one" in line).split()
+    whole = r"^\S+ +the-one +\S+ +\S+ +\S+ +5 .*\n"
+    ask_until(server, watch, whole)
+    line = re.search(whole, watch.end(), re.M)[0].split()
     assert line[1] == "the-one" and line[5] == "5" and line[7] == "0" and line[8] == "length", line
 
 
@@ -122,10 +124,11 @@ def traceable():
 
 def test_trace_tells_of_each_request(server, traceable):
     watch = Watch(server, "trace")
-    ask_until(server, watch, "the-one")
+    whole = r"^the-one +\S+ +\S+ +\S+ +5 .*\n"
+    ask_until(server, watch, whole)
     text = watch.end()
     assert watch.process.returncode == 0, text
-    words = next(line for line in text.splitlines() if line.startswith("the-one")).split()
+    words = re.search(whole, text, re.M)[0].split()
     named = dict(zip(["request", "queue", "prefill", "decode", "tokens", "longest", "step", "sends", "bytes", "preempted", "not_run", "ended"], words))
     assert (named["tokens"], named["preempted"], named["ended"]) == ("5", "0", "length"), text
     assert float(named["queue"]) >= 0 and int(named["sends"]) <= 1 and (named["sends"] == "0" or int(named["bytes"]) > 100), text
@@ -133,10 +136,10 @@ def test_trace_tells_of_each_request(server, traceable):
 
 def test_trace_shows_the_events_of_one_request(server, traceable):
     watch = Watch(server, "trace", "--request", "the-one")
-    ask_until(server, watch, "sent ")
-    lines = watch.end().splitlines()
-    starts = [i for i, line in enumerate(lines) if " start " in line]
-    events = [line.split()[1] for line in lines[starts[0]:starts[1] if len(starts) > 1 else None]]
+    whole = r"^ +\S+ +start .*\n +\S+ +admitted .*\n(?: +\S+ +token .*\n){5}(?:(?! +\S+ +start ).*\n)*? +\S+ +sent .*\n"
+    ask_until(server, watch, whole)
+    lines = re.search(whole, watch.end(), re.M)[0].splitlines()
+    events = [line.split()[1] for line in lines]
     assert events[:2] == ["start", "admitted"] and events.count("token") == 5, lines
     assert events.index("end") > events.index("token") and "sent" in events, lines
 
