@@ -2,17 +2,9 @@
 
 #include <fmt/format.h>
 
-#include "server/json.h"
+#include "cli/json_number.h"
 
 namespace sluice::cli {
-namespace {
-
-double number_of(std::optional<JsonView> object, std::string_view name) {
-  const auto value = object ? object->find(name) : std::nullopt;
-  return value ? value->number().value_or(0) : 0;
-}
-
-}  // namespace
 
 Result<std::string> attribution_table(std::string_view json) {
   const Error unlike{ErrorCode::kIo, "/v1/requests/attribution: not what a sluice server says"};

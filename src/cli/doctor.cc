@@ -5,15 +5,10 @@
 
 #include "cli/bench_client.h"
 #include "cli/commands.h"
-#include "server/json.h"
+#include "cli/json_number.h"
 
 namespace sluice::cli {
 namespace {
-
-double number_of(std::optional<JsonView> object, std::string_view name) {
-  const auto value = object ? object->find(name) : std::nullopt;
-  return value ? value->number().value_or(0) : 0;
-}
 
 std::string text_of(const JsonView& object, std::string_view name) {
   const auto value = object.find(name);

@@ -17,11 +17,6 @@ const Meter* find_histogram(const std::vector<Meter>& meters, std::string_view n
   return nullptr;
 }
 
-double value_of(const std::map<std::string, double, std::less<>>& sums, std::string_view name) {
-  const auto found = sums.find(name);
-  return found == sums.end() ? 0 : found->second;
-}
-
 // The value of label `label` in `labels`, which are as meters have them: a="x",b="y".
 std::string_view label_value(std::string_view labels, std::string_view label) {
   const std::string key = std::string(label) + "=\"";
@@ -57,6 +52,11 @@ std::vector<LiveShare> tiers_of(const std::vector<Meter>& meters) {
 }
 
 }  // namespace
+
+double value_of(const MeterValues& sums, std::string_view name) {
+  const auto found = sums.find(name);
+  return found == sums.end() ? 0 : found->second;
+}
 
 double bucket_quantile(std::span<const double> bounds, std::span<const uint64_t> counts, double q) {
   const double total = double(std::accumulate(counts.begin(), counts.end(), uint64_t{0}));

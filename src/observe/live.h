@@ -18,6 +18,8 @@
 
 namespace sluice {
 
+using MeterValues = std::map<std::string, double, std::less<>>;  // by name
+
 // Of one lane or one tier, by the label's value: what is used, what waits or how much there is.
 struct LiveShare {
   std::string name;
@@ -104,13 +106,16 @@ class LiveSampler {
   struct Seen {  // what was read at one time
     TimeNs at = 0;
     uint64_t steps = 0;                                   // records written
-    std::map<std::string, double, std::less<>> sums;      // counters and gauges, over their labels
+    MeterValues sums;                                     // counters and gauges, over their labels
     std::map<std::string, Buckets, std::less<>> buckets;  // histograms
   };
   static Seen read(const std::vector<Meter>& meters, const StepLedger* ledger, TimeNs now);
   void add_steps(LiveSample& out, const StepLedger& ledger, const Seen& now, const Seen& before) const;
   std::deque<Seen> seen_;  // oldest first, at most kWindowSamples
 };
+
+// 0 where nothing of that name was read.
+double value_of(const MeterValues& values, std::string_view name);
 
 // The value below which a share `q` of the observations lies: linear within a bucket, the last bound beyond it.
 double bucket_quantile(std::span<const double> bounds, std::span<const uint64_t> counts, double q);

@@ -6,11 +6,6 @@
 namespace sluice {
 namespace {
 
-double value_of(const std::map<std::string, double, std::less<>>& values, std::string_view name) {
-  const auto found = values.find(name);
-  return found == values.end() ? 0 : found->second;
-}
-
 const ThreadTimes* find_thread(const HostState& state, const ThreadTimes& like, size_t nth) {
   for (const ThreadTimes& t : state.threads)
     if (t.name == like.name && nth-- == 0) return &t;

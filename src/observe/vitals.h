@@ -103,9 +103,9 @@ class VitalsHistory {
  private:
   struct Reading {
     TimeNs at = 0;
-    uint64_t steps = 0;                                 // records written
-    std::map<std::string, double, std::less<>> values;  // counters and gauges: by name, and by name{labels}
-    std::vector<uint64_t> queue;                        // buckets of sluice_request_queue_seconds
+    uint64_t steps = 0;           // records written
+    MeterValues values;           // counters and gauges: by name, and by name{labels}
+    std::vector<uint64_t> queue;  // buckets of sluice_request_queue_seconds
     HostState host;
   };
   mutable std::mutex mutex_;
