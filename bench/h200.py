@@ -8,7 +8,8 @@ Compact tables go to standard output, every JSON object and the server's log to 
 own; what does not fit the budget is left out and said. Beside Sluice's figures stand those of vLLM 0.26 on the same kind
 of card and work (../shared/reference/h200.md), and the memory floor at the read rate that is measured in the same run.
 Keys and values in another precision: --flags "--set kv.precision=int8". Part "pool" (only when named): 64 requests of 24K
-tokens with 24 GB for keys and values, each with its whole context reserved in bf16, then paged and tiered.
+tokens with 24 GB for keys and values, each with its whole context reserved in bf16, then paged and tiered. Parts "restore" and
+"contexts" (only when named): h200_kv.py.
 """
 import argparse
 import contextlib
@@ -22,6 +23,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
+
+import h200_kv
 
 STARTED = time.monotonic()
 
@@ -288,6 +291,8 @@ def main():
     parser.add_argument("--loads", default="", help="names of loads, comma-separated; default: all")
     parser.add_argument("--scale", type=float, default=1, help="of the number of requests")
     parser.add_argument("--token-scale", type=float, default=1, help="of prompts' and answers' lengths, to try the script")
+    parser.add_argument("--contexts", default="4096,16384,32768,65536,131072", help="lengths of the part contexts")
+    parser.add_argument("--token-bytes", type=int, default=131072, help="of keys and values in full, for the part restore")
     parser.add_argument("--budget", type=float, default=540, help="seconds in all")
     parser.add_argument("--pool-seconds", type=float, default=150, help="of each load of the part pool")
     parser.add_argument("--flags", type=str.split, default=[], help="more flags for the engine, in one argument")
@@ -295,7 +300,9 @@ def main():
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     for part in args.only.split(","):
-        {"engine": engine, "serve": serve, "pool": pool, "files": files}[part](args)
+        parts = {"engine": engine, "serve": serve, "pool": pool, "files": files}
+        of_cache = {"restore": h200_kv.restore, "contexts": h200_kv.contexts}
+        parts[part](args) if part in parts else of_cache[part](args, running, dummy)
     print(f"\n{time.monotonic() - STARTED:.0f} s in all")
 
 

@@ -108,7 +108,7 @@ struct HostCopy {
 struct HostCopiesArgs {
   int slot = 0;  // of the step in flight
   std::byte* pool = nullptr;
-  std::span<const HostCopy> copies;
+  std::span<const HostCopy> copies;  // alive until submit_step
 };
 
 struct EmbedArgs {

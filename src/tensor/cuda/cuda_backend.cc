@@ -1,9 +1,9 @@
 // The card behind the Backend interface: memory, streams, events and recorded steps. The ops are in the folders
 // beside.
 //
-// Two streams: steps run on one; what the next step needs is brought in by the other, meanwhile. Everything
-// that a recorded step needs to know of its batch lies in device memory, so a record is replayed for any
-// lengths.
+// Three streams: steps run on one; what the next step needs is brought in by another, meanwhile; blocks go to
+// and from host memory on the third (host_copies.h). Everything that a recorded step needs to know of its batch
+// lies in device memory, so a record is replayed for any lengths.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
@@ -21,6 +21,7 @@
 #include "tensor/cuda/device/nvml.h"
 #include "tensor/cuda/device/rates.h"
 #include "tensor/cuda/experts/experts.h"
+#include "tensor/cuda/host_copies.h"
 #include "tensor/cuda/kv_layout.h"
 #include "tensor/cuda/kv_tiers/kv_tiers.h"
 #include "tensor/cuda/linear/int4_rows.h"
@@ -94,6 +95,7 @@ class CudaBackend final : public Backend {
   void copy_blocks(std::byte* pool, size_t block_bytes,
                    std::span<const std::pair<int32_t, int32_t>> from_to) override;
   void move_blocks(const MoveBlocksArgs& a) override { cuda::move_blocks(context_, a); }
+  void copy_host(const HostCopiesArgs& a) override { host_copies_.want(a); }
   void finish_step() override { CUDA_CHECK(cudaStreamSynchronize(context_.stream)); }
 
   void stage(int slot, std::span<const Upload> uploads, std::span<const SampleRow> rows,
@@ -140,6 +142,7 @@ class CudaBackend final : public Backend {
   std::array<Marks, kMarks> marks_{};
   std::array<int, kStepsInFlight> mark_of_slot_{};
   int next_mark_ = 0;
+  HostCopies host_copies_;
   std::unordered_map<int, cudaGraphExec_t> recorded_;
   std::unordered_set<void*> pinned_;
   bool reserved_ = false;
@@ -162,6 +165,7 @@ Status CudaBackend::open() {
     CUDA_CHECK(cudaEventCreate(&m.started));
     CUDA_CHECK(cudaEventCreate(&m.ended));
   }
+  host_copies_.open();
   CUDA_CHECK(cudaDeviceGetAttribute(&context_.multiprocessors, cudaDevAttrMultiProcessorCount, device_));
   auto linear = make_linear(context_, *this);
   if (!linear) return std::move(linear).error();
@@ -337,20 +341,23 @@ void CudaBackend::open_step(int slot) {
   mark_of_slot_[size_t(slot)] = next_mark_;
   next_mark_ = (next_mark_ + 1) % kMarks;
   CUDA_CHECK(cudaStreamWaitEvent(context_.stream, staged_[size_t(slot)]));
+  host_copies_.hold_back(context_.stream);
   CUDA_CHECK(cudaEventRecord(marks.started, context_.stream));
 }
 
 void CudaBackend::submit_step(int slot) {
-  Marks& marks = marks_[size_t(mark_of_slot_[size_t(slot)])];
+  const int at = mark_of_slot_[size_t(slot)];
+  Marks &marks = marks_[size_t(at)], &before = marks_[size_t((at + kMarks - 1) % kMarks)];
   CUDA_CHECK(cudaEventRecord(marks.ended, context_.stream));
   marks.used = true;
+  host_copies_.enqueue(slot, before.used ? before.ended : nullptr);
 }
 
 bool CudaBackend::step_done(int slot) {
   const cudaError_t state = cudaEventQuery(marks_[size_t(mark_of_slot_[size_t(slot)])].ended);
   if (state == cudaErrorNotReady) return false;
   CUDA_CHECK(state);
-  return true;
+  return host_copies_.done(slot);
 }
 
 StepTimes CudaBackend::step_times(int slot) {
@@ -362,7 +369,7 @@ StepTimes CudaBackend::step_times(int slot) {
   const int at = mark_of_slot_[size_t(slot)];
   const Marks &marks = marks_[size_t(at)], &before = marks_[size_t((at + kMarks - 1) % kMarks)];
   return {ns(marks.started, marks.ended),
-          before.used ? std::max<int64_t>(0, ns(before.ended, marks.started)) : 0};
+          before.used ? std::max<int64_t>(0, ns(before.ended, marks.started)) : 0, host_copies_.ns(slot)};
 }
 
 void CudaBackend::begin_recording(int) {
