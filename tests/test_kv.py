@@ -110,6 +110,16 @@ def test_prefixes_come_back_from_host_memory_and_after_a_restart_from_files(star
     assert status == 0 and "are there from before" in log
 
 
+def test_tokens_that_are_missed_because_they_gave_way_are_counted(start):
+    server = start(SMOLLM2, "--ctx", "2048", "--max-sequences", "2", "--set", "engine.kv_bytes=60000000")
+    complete(server, tokens=4)
+    for number in range(5):
+        complete(server, other_prompt(number), tokens=4)
+    assert server.metric("sluice_prefix_cache_missed_evicted_tokens_total") == 0, "nobody came back"
+    complete(server, tokens=4)
+    assert server.metric("sluice_prefix_cache_missed_evicted_tokens_total") > 500
+
+
 def test_corrupt_files_are_computed_again_and_a_disk_that_fails_is_said_once(start, tmp_path):
     server = start(SMOLLM2, *outside(tmp_path))
     first = complete(server, tokens=8)

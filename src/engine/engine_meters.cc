@@ -87,6 +87,9 @@ EngineMeters::EngineMeters()
                                          "Prompt tokens found in the prefix cache, so not computed.")),
       prefix_resumed_tokens(meter::counter("sluice_prefix_cache_resumed_tokens_total",
                                            "Tokens of preempted requests found there when they resumed.")),
+      prefix_missed_evicted_tokens(meter::counter(
+          "sluice_prefix_cache_missed_evicted_tokens_total",
+          "Prompt tokens looked up and not found that had been there and gave way not long ago.")),
       prefix_host_tokens(prefix_from("host")),
       prefix_disk_tokens(prefix_from("disk")),
       prefix_hit_ratio(meter::gauge("sluice_prefix_cache_hit_ratio",

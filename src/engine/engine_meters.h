@@ -111,6 +111,7 @@ struct EngineMeters {
   Counter& prefix_looked_up_tokens;
   Counter& prefix_found_tokens;
   Counter& prefix_resumed_tokens;
+  Counter& prefix_missed_evicted_tokens;
   Counter &prefix_host_tokens, &prefix_disk_tokens;  // of those found or resumed, not in the pool
   Gauge& prefix_hit_ratio;                           // 0..1, PrefixHitShare
   Counter& prefix_evictions;                         // blocks

@@ -421,6 +421,7 @@ void StepLoop::meter_prefixes(const StepPlan& plan) {
   meters_.prefix_looked_up_tokens.add(uint64_t(plan.looked_up_tokens));
   meters_.prefix_found_tokens.add(uint64_t(plan.cached_tokens));
   meters_.prefix_resumed_tokens.add(uint64_t(plan.resumed_tokens));
+  meters_.prefix_missed_evicted_tokens.add(uint64_t(plan.missed_evicted_tokens));
   meters_.prefix_host_tokens.add(uint64_t(plan.host_tokens));
   meters_.prefix_disk_tokens.add(uint64_t(plan.disk_tokens));
   if (plan.looked_up_tokens > 0)

@@ -6,6 +6,12 @@
 
 namespace sluice {
 
+namespace {
+
+uint64_t root_hash(const PrefixSalt& salt) { return salt[0] ^ std::rotl(salt[1], 32); }
+
+}  // namespace
+
 uint64_t chained_hash(uint64_t parent, std::span<const int32_t> tokens) {
   uint64_t h = parent;
   for (int32_t t : tokens) {
@@ -22,7 +28,8 @@ PrefixIndex::PrefixIndex(const KvLayout& layout, BlockPool& pool, PrefixHash has
       hash_(hash),
       block_tokens_(layout.block_tokens),
       windows_(layout.windows),
-      run_(layout.windows.size()) {
+      run_(layout.windows.size()),
+      evicted_(kPoolsRemembered * size_t(pool.ids())) {
   const size_t nodes = size_t(pool.ids()) + size_t(layout.row_capacity());
   nodes_.resize(nodes);
   tokens_.resize(nodes * size_t(block_tokens_));
@@ -40,8 +47,7 @@ int PrefixIndex::first_seen(int group, int position) const {
 }
 
 uint64_t PrefixIndex::hash_of(int parent, const PrefixSalt& salt, std::span<const int32_t> tokens) const {
-  const uint64_t before = parent >= 0 ? nodes_[size_t(parent)].hash : salt[0] ^ std::rotl(salt[1], 32);
-  return hash_(before, tokens);
+  return hash_(parent >= 0 ? nodes_[size_t(parent)].hash : root_hash(salt), tokens);
 }
 
 int PrefixIndex::lookup(int parent, const PrefixSalt& salt, std::span<const int32_t> wanted,
@@ -76,6 +82,18 @@ PrefixMatch PrefixIndex::find(std::span<const int32_t> ids, const PrefixSalt& sa
   }
   find_copy(ids, salt, most, match);
   return match;
+}
+
+int PrefixIndex::evicted_tokens(std::span<const int32_t> ids, const PrefixSalt& salt, int found,
+                                int most) const {
+  if (evicted_.empty()) return 0;
+  uint64_t hash = root_hash(salt);
+  int end = 0;
+  for (; end + block_tokens_ <= std::min(most, int(ids.size())); end += block_tokens_) {
+    hash = hash_(hash, ids.subspan(size_t(end), size_t(block_tokens_)));
+    if (end + block_tokens_ > found && !evicted_.has(hash)) break;
+  }
+  return std::max(0, end - found);
 }
 
 void PrefixIndex::set_host(const HostTier* host) {
@@ -405,6 +423,7 @@ void PrefixIndex::remove_if_unused(int n) {
 void PrefixIndex::remove(int n) {
   table_erase(n);
   Node& node = nodes_[size_t(n)];
+  evicted_.add(node.hash);
   int& newest = node.parent < 0 ? newest_root_ : nodes_[size_t(node.parent)].child;
   (node.younger >= 0 ? nodes_[size_t(node.younger)].older : newest) = node.older;
   if (node.older >= 0) nodes_[size_t(node.older)].younger = node.younger;

@@ -28,6 +28,7 @@
 #include "kv/block_pool.h"
 #include "kv/block_table.h"
 #include "kv/host_tier.h"
+#include "kv/recent_hashes.h"
 
 namespace sluice {
 
@@ -72,6 +73,9 @@ class PrefixIndex final : public BlockPool::Keeper {
   // The same, in whole blocks, with what the host tier has. `keys`: of the whole blocks of `ids`.
   StoredMatch find_stored(std::span<const int32_t> ids, const PrefixSalt& salt, std::span<const BlockKey> keys,
                           int most);
+  // Of the first `most` tokens, behind the `found` ones: those of whole blocks that had been in the index
+  // without a gap, and gave way not long ago. Of a count, not an answer: by hashes alone.
+  int evicted_tokens(std::span<const int32_t> ids, const PrefixSalt& salt, int found, int most) const;
   // Of the blocks that take_over would share, those that others use already, in groups that keep all; in slots.
   int used_by_others(const PrefixMatch& match) const;
   // Slots that are free and would not be after take_over, those of copies left out.
@@ -108,6 +112,8 @@ class PrefixIndex final : public BlockPool::Keeper {
   // A block is copied for a quarter of its tokens at least: the first tokens of a chat template alone are not
   // worth it.
   int least_copied() const { return std::max(1, block_tokens_ / 4); }
+  // Evictions that are remembered, in pools.
+  static constexpr size_t kPoolsRemembered = 4;
   // Where many sequences part from one prefix, the newest are looked at for one that goes on alike.
   static constexpr int kSiblingsSeen = 16;
 
@@ -160,6 +166,7 @@ class PrefixIndex final : public BlockPool::Keeper {
   std::vector<int> slots_;       // open addressing by hash, linear probing; -1: empty
   std::vector<int> run_;         // [groups], of find
   int newest_root_ = -1;
+  RecentHashes evicted_;  // of nodes that went because their blocks did
 
   const HostTier* host_ = nullptr;
   std::vector<BlockId> left_;     // a ring of all that may be in it: [blocks of the pool]

@@ -155,6 +155,33 @@ TEST(PrefixIndex, TheLongestUnusedGivesWayFirstAndOfAPrefixItsEnd) {
   s.end(c);
 }
 
+TEST(PrefixIndex, TokensThatAreMissedBecauseTheyGaveWayAreCounted) {
+  Scene s(7);
+  s.run_and_end(range(0, 21));  // five blocks
+  const auto evicted = [&](const Ids& ids, int found, PrefixSalt salt = {}) {
+    return s.index.evicted_tokens(ids, salt, found, int(ids.size()) - 1);
+  };
+  EXPECT_EQ(evicted(range(500, 21), 0), 0) << "nothing has given way";
+  s.run_and_end(range(100, 13));  // pushes out the last two of them
+  EXPECT_EQ(s.found(range(0, 21)), 12);
+  EXPECT_EQ(evicted(range(0, 21), 12), 8);
+  EXPECT_EQ(evicted(range(0, 21), 14), 6) << "two were copied";
+  EXPECT_EQ(evicted(range(0, 17) + range(60, 4), 12), 4) << "the last block is another one";
+  EXPECT_EQ(evicted(range(0, 20), 12), 4) << "the last token is computed anyway";
+  EXPECT_EQ(evicted(range(500, 21), 0), 0) << "never was here";
+  EXPECT_EQ(evicted(range(0, 21), 12, {1, 0}), 0) << "another salt";
+}
+
+TEST(PrefixIndex, EvictionsAreRememberedForAWhileOnly) {
+  Scene s(4);
+  for (int i = 0; i < 500; ++i) s.run_and_end(range(1000 * i, 9));
+  int remembered = 0;
+  for (int i = 0; i < 500; ++i) remembered += s.index.evicted_tokens(range(1000 * i, 9), {}, 0, 8) > 0;
+  EXPECT_GT(remembered, 0);
+  EXPECT_LT(remembered, 50);
+  EXPECT_GT(s.index.evicted_tokens(range(1000 * 497, 9), {}, 0, 8), 0) << "not the newest";
+}
+
 TEST(PrefixIndex, WhatManyFoundGivesWayLast) {
   Scene s(8);
   for (int i = 0; i <= BlockPool::kHotHits; ++i) s.run_and_end(range(0, 9));

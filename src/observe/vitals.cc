@@ -152,7 +152,7 @@ Vitals VitalsHistory::window(double window_s, const StepLedger* ledger) const {
   kv.found_tokens = grown("sluice_prefix_cache_hits_total");
   kv.evicted_blocks = grown("sluice_prefix_cache_evictions_total");
   kv.missed_evicted_tokens = grown("sluice_prefix_cache_missed_evicted_tokens_total");
-  kv.restored_bytes = grown("sluice_kv_restored_bytes_total");
+  kv.restored_bytes = grown(R"(sluice_kv_host_copied_bytes_total{to="pool"})");
   v.host = host_vitals(first.host, last.host, v.window_s);
   return v;
 }

@@ -136,6 +136,7 @@ class Scheduler {
   bool comes_soon(const Sequence& candidate, int found_tokens) const;
   void take_over(PlanState& state, Sequence& sequence, const PrefixMatch& match);
   void take_over(PlanState& state, Sequence& sequence, const StoredMatch& match);
+  void count_lookup(StepPlan& plan, const Sequence& sequence, int found) const;
   void keep_landed(Sequence& sequence);
   size_t restore_of(PlanState& state, Sequence& sequence, size_t bytes);
   void stop_restoring(Sequence& sequence);

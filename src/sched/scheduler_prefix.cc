@@ -46,7 +46,14 @@ void Scheduler::take_over(PlanState& state, Sequence& s, const PrefixMatch& matc
   const bool first = s.preemptions == 0;
   (first ? s.cached_tokens : s.resumed_tokens) += match.tokens;
   (first ? state.plan.cached_tokens : state.plan.resumed_tokens) += match.tokens;
-  if (first) state.plan.looked_up_tokens += s.prompt_tokens;
+  if (first) count_lookup(state.plan, s, match.tokens);
+}
+
+// The last token is computed anyway (find_prefix).
+void Scheduler::count_lookup(StepPlan& plan, const Sequence& s, int found) const {
+  plan.looked_up_tokens += s.prompt_tokens;
+  plan.missed_evicted_tokens +=
+      prefixes_->evicted_tokens(s.ids, s.request.cache_salt, found, int(s.ids.size()) - 1);
 }
 
 // What has landed is never written again. A token that was thrown away is not in `ids`, so what was computed of
@@ -84,7 +91,7 @@ void Scheduler::take_over(PlanState& state, Sequence& s, const StoredMatch& matc
   }
   s.cached_tokens = match.tokens, s.host_tokens = match.host_tokens, s.disk_tokens = match.disk_tokens;
   plan.cached_tokens += match.tokens;
-  plan.looked_up_tokens += s.prompt_tokens;
+  count_lookup(plan, s, match.tokens);
 }
 
 // Pass: blocks that somebody waits for come back, as many as a step may take.

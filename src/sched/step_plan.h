@@ -87,6 +87,7 @@ struct StepPlan {
   // Prompt tokens of those admitted for the first time that were looked up in the prefix cache, and found;
   // tokens found by those that resumed.
   int looked_up_tokens = 0, cached_tokens = 0, resumed_tokens = 0;
+  int missed_evicted_tokens = 0;         // of those looked up: not found, but there not long ago
   int host_tokens = 0, disk_tokens = 0;  // of those found, the ones that were not in the pool
   AdmissionStop stopped_by = AdmissionStop::none;
   FlushReason flushed_by = FlushReason::none;  // a batch began, by a policy that makes batches
@@ -111,7 +112,7 @@ struct StepPlan {
     expired.clear();
     preempted_of = {};
     tokens = admitted = preempted = held_back = batch = 0;
-    looked_up_tokens = cached_tokens = resumed_tokens = host_tokens = disk_tokens = 0;
+    looked_up_tokens = cached_tokens = resumed_tokens = host_tokens = disk_tokens = missed_evicted_tokens = 0;
     stopped_by = AdmissionStop::none;
     flushed_by = FlushReason::none;
   }
