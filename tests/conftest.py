@@ -24,11 +24,12 @@ def run_sluice(*args, timeout=TIMEOUT_S, **more):
 
 
 class Server:
-    """A running `sluice serve`, ready once constructed."""
+    """A running `sluice serve`, ready once constructed. `faults`: a plan (docs/faults.md)."""
 
-    def __init__(self, model, *flags):
+    def __init__(self, model, *flags, faults=None):
+        environment = {**os.environ, "SLUICE_FAULTS": faults} if faults else None
         self.process = subprocess.Popen([str(SLUICE), "serve", str(model), "--port", "0", *map(str, flags)], stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE, text=True)
+                                        stderr=subprocess.PIPE, text=True, env=environment)
         line = self.process.stdout.readline()
         found = re.search(r"https?://([0-9.]+):(\d+)", line)
         assert found, f"no URL in {line!r}: {self.process.communicate(timeout=TIMEOUT_S)}"
@@ -123,8 +124,8 @@ def start():
     """Servers of a test's own; what still runs at its end is stopped."""
     started = []
 
-    def make(model, *flags):
-        started.append(Server(model, *flags))
+    def make(model, *flags, faults=None):
+        started.append(Server(model, *flags, faults=faults))
         return started[-1]
 
     yield make

@@ -1,7 +1,6 @@
 #include "base/allocation_budget.h"
 
 #include <malloc.h>
-#include <time.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -15,16 +14,12 @@ constexpr uint32_t kAllocationsPerLook = 64;  // reading a thread's CPU clock is
 constexpr int64_t kGraceBytes = 64 << 10;
 
 thread_local AllocationBudget* current = nullptr;
+thread_local uint64_t allocations = 0;
 std::atomic<void (*)()> hook{nullptr};
-
-TimeNs thread_cpu_ns() {
-  timespec t{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return TimeNs(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
-}
 
 void* allocate(std::size_t size, std::size_t align) {
   if (const auto call = hook.load(std::memory_order_relaxed)) call();
+  ++allocations;
   if (size == 0) size = 1;
   void* p = align ? std::aligned_alloc(align, (size + align - 1) / align * align) : std::malloc(size);
   if (!p) throw std::bad_alloc();
@@ -82,6 +77,8 @@ void AllocationBudget::stop(Limit limit) {
   grace_ = kGraceBytes;
   throw BudgetExhausted();
 }
+
+uint64_t thread_allocations() { return allocations; }
 
 void set_allocation_hook(void (*call)()) { hook.store(call); }
 

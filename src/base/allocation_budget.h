@@ -53,6 +53,9 @@ class AllocationBudget {
   Limit exhausted_ = Limit::none;
 };
 
+// Of this thread, since it began.
+uint64_t thread_allocations();
+
 // Called at every allocation in every thread; for tests that count. Null: nothing.
 void set_allocation_hook(void (*hook)());
 

@@ -546,6 +546,11 @@ Status Parser::settle() {
             config.server.tracing, [](const char* name) -> const char* { return std::getenv(name); });
         !status)
       return status;
+  if (const char* faults = std::getenv("SLUICE_FAULTS"); faults && *faults && line_.command == Command::serve) {
+    Result<FaultPlan> plan = parse_faults(faults);
+    if (!plan) return Error{ErrorCode::kInvalidArgument, "SLUICE_FAULTS: " + plan.error().message};
+    line_.serve.faults = std::move(*plan);
+  }
   for (const std::string& setting : settings_) {
     const size_t equals = setting.find('=');
     if (equals == std::string::npos)

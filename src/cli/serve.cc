@@ -43,14 +43,28 @@ void print_ready(const Config& config, ServedModel& model, int port) {
   std::fflush(stdout);
 }
 
+bool is_loopback(const std::string& host) {
+  return host == "127.0.0.1" || host == "localhost" || host == "::1";
+}
+
+// Before any other thread runs. A server that others can reach is never one that breaks on purpose.
+Status arm_faults(const FaultPlan& plan, const std::string& host) {
+  if (plan.rules.empty()) return {};
+  if (!is_loopback(host))
+    return Error{ErrorCode::kInvalidArgument,
+                 "SLUICE_FAULTS is for tests, on 127.0.0.1 alone; unset it, or server.host"};
+  LOG(warn, "SLUICE_FAULTS is set: this server fails on purpose, for tests. Unset it to serve anybody");
+  faults::arm(plan);
+  return {};
+}
+
 void log_decided(const EngineInfo& info, const Config& config, double load_s) {
   LOG(info,
       "loaded in {:.2f} s: weights {:.1f} MB, KV cache {:.1f} MB ({} blocks of {} tokens), activations {:.1f} "
       "MB",
       load_s, double(info.weight_bytes) / 1e6, double(info.kv_bytes) / 1e6, info.blocks, info.block_tokens,
       double(info.activation_bytes) / 1e6);
-  if (config.server.api_keys.empty() && config.server.host != "127.0.0.1" &&
-      config.server.host != "localhost" && config.server.host != "::1")
+  if (config.server.api_keys.empty() && !is_loopback(config.server.host))
     LOG(warn, "listening on {} without an API key: anyone who reaches this port may use it",
         config.server.host);
 }
@@ -102,6 +116,7 @@ int serve(const Config& config, const ServeOptions& options) {
   if (options.print_config) return fmt::print("{}", print_config(config)), 0;
   if (options.dry_run) return dry_run(config);
 
+  if (Status ok = arm_faults(options.faults, config.server.host); !ok) return failure(ok.error());
   std::signal(SIGPIPE, SIG_IGN);
   Signals signals(Signals::Watch::both);
   Result<std::unique_ptr<Server>> started = Server::start(config.server);

@@ -2,10 +2,10 @@
 
 #include <immintrin.h>
 #include <pthread.h>
-#include <time.h>
 
 #include <algorithm>
 
+#include "base/clock.h"
 #include "base/meter.h"
 
 namespace sluice {
@@ -15,12 +15,6 @@ namespace {
 // clock, a thread that a busy machine kept waiting made its answer slow for good, and every second step went
 // without it.
 constexpr TimeNs kSlowNs = 2'000'000;
-
-TimeNs thread_cpu_ns() {
-  timespec t{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return TimeNs(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
-}
 
 void allow(std::vector<uint32_t>& words, int32_t id) { words[size_t(id) / 32] |= 1u << (id % 32); }
 void forbid(std::vector<uint32_t>& words, int32_t id) { words[size_t(id) / 32] &= ~(1u << (id % 32)); }

@@ -81,6 +81,7 @@ void BatchBuilder::reserve(Step& step, StepRunner& runner) const {
   step.results = {reinterpret_cast<SampleResult*>(runner.host_memory(result_rows() * sizeof(SampleResult))),
                   result_rows()};
   step.table_pitch = layout_.row_capacity();
+  step.states.assign(result_rows(), LogitsState::fine);
   step.rows.reserve(size_t(limits_.max_tokens));
   step.row_begin.reserve(size_t(limits_.max_sequences) + 1);
   step.masks.reserve(size_t(limits_.max_sequences));

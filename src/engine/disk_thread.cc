@@ -9,10 +9,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 #include <utility>
 
+#include "base/faults.h"
 #include "base/log.h"
 
 namespace sluice {
@@ -150,6 +153,9 @@ void DiskThread::run() {
 }
 
 DiskOutcome DiskThread::work(const DiskJob& job) {
+  if (faults::armed()) [[unlikely]]
+    if (const auto slow = faults::met(Fault::slow_disk))
+      std::this_thread::sleep_for(std::chrono::milliseconds(*slow));
   if (job.kind == DiskJob::Kind::write) return write(job);
   if (job.kind == DiskJob::Kind::read) return read(job);
   ::unlink(path_of(job).c_str());  // a file that stays is counted again at the next start
@@ -166,7 +172,9 @@ DiskOutcome DiskThread::write(const DiskJob& job) {
       encode({job.tier, uint32_t(job.group), place_.identity, job.key, bytes.size(), block_checksum(bytes)});
   const std::string path = path_of(job), unfinished = path + kUnfinished;
   File file(unfinished, O_WRONLY | O_CREAT | O_TRUNC);
-  if (!file.open() || !file.transfer<::writev>(header, bytes) || !file.close() ||
+  const bool full = faults::armed() && faults::met(Fault::disk_full);
+  if (full) errno = ENOSPC;
+  if (full || !file.open() || !file.transfer<::writev>(header, bytes) || !file.close() ||
       ::rename(unfinished.c_str(), path.c_str()) != 0) {
     const int why = errno;
     ::unlink(unfinished.c_str());

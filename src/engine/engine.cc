@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <thread>
 
+#include "base/faults.h"
 #include "base/probes.h"
 #include "engine/make_engine.h"
 #include "engine/step_loop.h"
@@ -127,6 +128,10 @@ class EngineImpl final : public Engine {
     if (request.pooling != Pooling::none && info_.device.is_card()) {
       meters_.rejected_invalid.add();
       return Error{ErrorCode::kUnsupported, "hidden states are pooled on a CPU only, not on a card"};
+    }
+    if (faults::armed() && faults::met(Fault::alloc_failure)) {
+      meters_.rejected_full.add();
+      return Error{ErrorCode::kResourceExhausted, "there is no memory for another request; try again later"};
     }
     const int room = info_.context - int(request.prompt.size());
     request.max_tokens = std::min(request.max_tokens, room);

@@ -13,6 +13,7 @@
 #include "base/result.h"
 #include "engine/batching_settings.h"
 #include "engine/kv_settings.h"
+#include "engine/logits_state.h"
 #include "engine/scheduling_settings.h"
 #include "engine/span_clock.h"
 #include "model/spec.h"
@@ -41,7 +42,9 @@ struct TokenEvent {
   // 1 - (tokens computed for the sequence since its previous token) / (tokens of context behind this one): near
   // 1 while decoding, the cached share of the prompt for the first token, low after a preemption.
   float kv_hit = 0;
-  TokenLogprobs logprobs;  // filled where asked
+  LogitsState logits = LogitsState::fine;  // that it was sampled from
+  float peak = 0;                          // SampleResult::peak
+  TokenLogprobs logprobs;                  // filled where asked
 };
 
 // Milestones of a request, all on the monotonic clock. Written by the engine thread, readable once the last

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "engine/planted_faults.h"
+
 namespace sluice {
 namespace {
 
@@ -92,8 +94,14 @@ bool Executor::launch_prepared() {
   if (turn == ended_.load()) running_since_.store(record.execute_at, std::memory_order_relaxed);
   under_way_[turn % kStepsInFlight].store(step);
   launched_.store(turn + 1);
+  const TimeNs cpu = thread_cpu_ns();
+  if (faults::armed()) [[unlikely]]
+    plant_before(*step);
   runner_.launch(*step);
+  if (faults::armed()) [[unlikely]]
+    step->failed |= planted(Fault::step_failure, *step).has_value();
   record.launch_ns = now_ns() - record.execute_at;
+  record.launch_off_cpu_ns = std::max<TimeNs>(0, record.launch_ns - (thread_cpu_ns() - cpu));
   return true;
 }
 

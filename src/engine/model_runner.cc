@@ -2,8 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
+#include "base/faults.h"
+#include "engine/logits_check.h"
+#include "engine/planted_faults.h"
 #include "sched/transfer_rates.h"
+#include "tensor/sampling.h"
 
 namespace sluice {
 
@@ -89,6 +94,9 @@ void ModelRunner::launch(Step& step) {
     step.record.graph = GraphUse::none;
   } else if (!step.replayable) {
     run(step, batch);
+  } else if (faults::armed() && planted(Fault::graph_miss, step)) {
+    step.record.graph = GraphUse::miss;
+    run(step, batch);
   } else if (const int key = batch.sequences * kStepsInFlight + step.slot; backend_.replay(key)) {
     step.record.graph = GraphUse::hit;
   } else {
@@ -133,7 +141,10 @@ void ModelRunner::stage(const Step& step, const BatchInput& batch) {
   backend_.stage(step.slot, {uploads.data(), count}, step.rows, batch.logit_rows);
 }
 
-void ModelRunner::run(const Step& step, const BatchInput& batch) {
+void ModelRunner::run(Step& step, const BatchInput& batch) {
+  std::optional<OpPlanter> planter;
+  if (late_masks_ && faults::armed()) [[unlikely]]
+    decoder_.set_watch(&planter.emplace(step, spec_.layers));
   decoder_.forward(batch, kv_);
   if (!step.pools.empty()) pool(step, batch);
   if (late_masks_)
@@ -142,6 +153,8 @@ void ModelRunner::run(const Step& step, const BatchInput& batch) {
     const int count = std::min(shape_.logit_rows, batch.logit_rows - first);
     if (only_pooled(step, first, count)) continue;
     const Tensor logits = decoder_.logits(batch, first, count);
+    if (late_masks_ && is_broken(step, logits, first) && first == 0)
+      find_broken(step, batch, planter ? &*planter : nullptr);
     const std::span<const SampleRow> rows = step.rows;  // fewer than the batch has, if it is padded
     const size_t from = std::min(size_t(first), rows.size());
     backend_.sample({.logits = logits,
@@ -151,6 +164,47 @@ void ModelRunner::run(const Step& step, const BatchInput& batch) {
                      .softcap = spec_.final_softcap,
                      .slot = step.slot,
                      .first_row = first});
+    if (late_masks_) look_after(step, logits, first);
+  }
+  decoder_.set_watch(nullptr);
+}
+
+bool ModelRunner::is_broken(Step& step, const Tensor& logits, int first) {
+  bool broken = false;
+  for (int64_t r = 0; r < logits.rows; ++r) {
+    LogitsState& state = step.states[size_t(first + r)];
+    state = look_at_logits(logits.row<float>(r), int(logits.cols));
+    broken |= state != LogitsState::fine;
+  }
+  return broken;
+}
+
+// Computes the step again with a look at what each op gives; before anything is sampled, since that replaces
+// the ids which the step reads. Seldom: a sequence with a NaN in its cache has one in every step.
+void ModelRunner::find_broken(Step& step, const BatchInput& batch, OpWatch* planter) {
+  constexpr int64_t kStepsBetween = 64;
+  if (step.record.step < look_again_at_) return;
+  look_again_at_ = step.record.step + kStepsBetween;
+  const bool zeros =
+      std::count(step.states.begin(), step.states.begin() + batch.logit_rows, LogitsState::nan) == 0;
+  FirstBroken look(zeros, planter);
+  decoder_.set_watch(&look);
+  decoder_.forward(batch, kv_);
+  decoder_.set_watch(nullptr);
+  step.record.broken = look.found();
+}
+
+// Whether greedy rows got what their logits say.
+void ModelRunner::look_after(Step& step, const Tensor& logits, int first) {
+  if (faults::armed() && first == 0) [[unlikely]]
+    plant_ids(step, int(logits.cols), last_ids_.as<int32_t>());
+  for (size_t r = size_t(first), end = std::min(r + size_t(logits.rows), step.rows.size()); r < end; ++r) {
+    const SampleRow& row = step.rows[r];
+    if (step.states[r] != LogitsState::fine || row.slot < 0 || row.temperature > 0 ||
+        sampling::is_adjusted(row))
+      continue;
+    if (is_unlikely(logits.row<float>(int64_t(r) - first), int(logits.cols), step.results[r].id))
+      step.states[r] = LogitsState::unlikely;
   }
 }
 

@@ -53,13 +53,17 @@ class ModelRunner final : public StepRunner {
   void copy_host(const Step& step);
   BatchInput on_device(const Step& step) const;
   void stage(const Step& step, const BatchInput& batch);
-  void run(const Step& step, const BatchInput& batch);
+  void run(Step& step, const BatchInput& batch);
+  bool is_broken(Step& step, const Tensor& logits, int first);
+  void find_broken(Step& step, const BatchInput& batch, OpWatch* planter);
+  void look_after(Step& step, const Tensor& logits, int first);
   void pool(const Step& step, const BatchInput& batch);
 
   const ModelSpec& spec_;
   Backend& backend_;
   const ModelRunnerShape shape_;
-  const bool late_masks_;  // ops are done when their call returns, so that there is a moment before sampling
+  // Ops are done when their call returns: there is a moment before sampling, and the host reads logits.
+  const bool late_masks_;
   const LayerGroups groups_;
   Decoder decoder_;
   Buffer pool_;         // [blocks] of block_bytes
@@ -70,6 +74,7 @@ class ModelRunner final : public StepRunner {
   Buffer staging_[kStepsInFlight];  // a step's arrays on the device, by slot
   Buffer last_ids_;                 // [slots of sequences]
   std::vector<Buffer> host_;
+  int64_t look_again_at_ = 0;  // the step from which on a broken one is computed again
 };
 
 }  // namespace sluice

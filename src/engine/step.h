@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/answer_mask.h"
+#include "engine/logits_state.h"
 #include "engine/step_record.h"
 #include "sched/step_plan.h"
 #include "tensor/backend.h"
@@ -37,8 +38,10 @@ struct Step {
 
   // Run.
   std::span<SampleResult> results;  // [logit_rows], in memory of the runner
+  std::vector<LogitsState> states;  // [logit_rows], where the runner looks at logits; else all `fine`
 
   StepRecord record;
+  bool failed = false;  // its results are no good: its requests end as failed
 
   std::span<const SampleResult> results_of(size_t entry) const {
     return {results.data() + row_begin[entry], size_t(row_begin[entry + 1] - row_begin[entry])};

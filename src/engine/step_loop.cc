@@ -4,9 +4,18 @@
 
 #include <algorithm>
 
+#include "base/faults.h"
 #include "base/probes.h"
 
 namespace sluice {
+namespace {
+
+LogitsState logits_of(const Step& step, size_t entry) {
+  return step.plan.entries[entry].samples ? step.states[size_t(step.row_begin[entry + 1] - 1)]
+                                          : LogitsState::fine;
+}
+
+}  // namespace
 
 // The loop. Each turn takes in what has arrived, takes back a finished step, and launches the next one while
 // another still runs.
@@ -93,9 +102,13 @@ bool StepLoop::launch_next() {
   Step* step = executor_.free_step();
   if (!step) return false;
   StepRecord& r = step->record = {};
+  step->failed = false;
+  const TimeNs cpu = thread_cpu_ns();
   r.paused = pause_slow_clients();
   look_at_masks();
   r.planned_at = now_ns();
+  if (faults::armed()) [[unlikely]]
+    meet_faults();
   scheduler_.plan(r.planned_at, step->plan);
   const TimeNs built_from = now_ns();
   meter_prefixes(step->plan);
@@ -113,6 +126,8 @@ bool StepLoop::launch_next() {
   r.step = next_step_++;
   r.plan_ns = built_from - r.planned_at;
   r.build_ns = now_ns() - built_from;
+  r.engine_off_cpu_ns = r.plan_ns + r.build_ns - (thread_cpu_ns() - cpu);
+  note_plan(step->plan, r);
   if (executor_.in_flight() == 0)
     activate(*step, r.planned_at + r.plan_ns + r.build_ns);
   else
@@ -126,7 +141,8 @@ bool StepLoop::launch_next() {
 bool StepLoop::commit_finished() {
   Step* step = executor_.finished();
   if (!step) return false;
-  const TimeNs now = now_ns();
+  const TimeNs now = now_ns(), cpu = thread_cpu_ns();
+  step->record.ended_unix_ns = unix_ns();
   if (behind_) activate(*behind_, now);
   // A step that also copied blocks tells nothing of what its rows take.
   if (step->plan.host_moves.empty()) scheduler_.note_step(step->plan, step->record.execute_ns);
@@ -134,7 +150,7 @@ bool StepLoop::commit_finished() {
   forget_restored(step->plan);
   for (size_t i = 0; i < step->plan.entries.size(); ++i) commit(*step, i, now);
   behind_ = nullptr;
-  record(*step, now);
+  record(*step, now, cpu);
   executor_.recycle(step);
   return true;
 }
@@ -142,6 +158,9 @@ bool StepLoop::commit_finished() {
 void StepLoop::commit(Step& step, size_t index, TimeNs now) {
   const PlanEntry& entry = step.plan.entries[index];
   auto& live = static_cast<LiveRequest&>(*entry.sequence);
+  const LogitsState logits = logits_of(step, index);
+  live.spoiled |= step.failed || logits == LogitsState::nan;
+  if (step.failed && !live.ended()) end_without_token(live, FinishReason::failed, now);
   if (live.ended()) {  // cancelled, or past its end: what the step made of it is thrown away
     step.record.discarded += entry.samples;
     scheduler_.land(entry, -1, FinishReason::none, now);
@@ -175,9 +194,11 @@ void StepLoop::commit(Step& step, size_t index, TimeNs now) {
     event.step = int32_t(step.record.step);
     event.time = now;
     event.kv_hit = kv_hit(live, entry);
+    event.logits = logits;
     if (entry.samples) {
       const SampleResult& result = results.back();
       CHECK(id >= 0 && id < vocab_, "a sampled id out of range");
+      event.peak = result.peak;
       if (live.request.sampling.top_logprobs >= 0) event.logprobs = logprobs_of(result);
     }
     deliver(live, event);

@@ -93,9 +93,11 @@ class StepLoop {
   void leave_queue(LiveRequest& live);
   void forget(LiveRequest& live);
   void notify_clients();
-  void record(Step& step, TimeNs commit_began);
+  void record(Step& step, TimeNs commit_began, TimeNs cpu_began);
   void meter(const StepRecord& record);
   void meter_prefixes(const StepPlan& plan);
+  void meet_faults();
+  void note_plan(const StepPlan& plan, StepRecord& record);
   void warm_up_prompt(int tokens, bool tells_time);
   void warm_up_bucket(int rows);
   void run_alone(Step* step);
@@ -122,6 +124,7 @@ class StepLoop {
   DeviceShare device_share_;
   OneSequenceShare one_sequence_share_;
   PrefixHitShare prefix_hit_share_;
+  uint64_t allocations_seen_ = 0, evictions_noted_ = 0;  // up to the step before
   uint64_t evictions_seen_ = 0, host_evictions_seen_ = 0;
   double kv_peak_bytes_ = 0;
 

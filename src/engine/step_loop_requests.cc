@@ -1,8 +1,12 @@
 // The loop's dealings with single requests: their streams, times and meters. The loop itself is step_loop.cc.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
+#include "base/allocation_budget.h"
 #include "base/bytes.h"
+#include "base/faults.h"
 #include "base/log.h"
 #include "base/probes.h"
 #include "engine/step_loop.h"
@@ -349,7 +353,31 @@ void StepLoop::notify_clients() {
     for (int& gone = gone_[size_t(lane)]; gone > 0; --gone) door_.leave(Lane(lane));
 }
 
-void StepLoop::record(Step& step, TimeNs commit_began) {
+// What happened with a plan that may explain how long its step takes.
+void StepLoop::note_plan(const StepPlan& plan, StepRecord& r) {
+  const uint64_t evicted = scheduler_.blocks().evicted();
+  r.evicted = int32_t(evicted - std::exchange(evictions_noted_, evicted));
+  r.moved = int32_t(plan.moves.size());
+  for (const PlanEntry& e : plan.entries) {
+    if (e.count <= r.longest_prompt || e.first >= e.sequence->prompt_tokens) continue;
+    r.longest_prompt = e.count;
+    r.longest_prompt_tenant = e.sequence->request.tenant;
+  }
+}
+
+// What tests plant on the engine's thread.
+void StepLoop::meet_faults() {
+  if (const auto burn = faults::met(Fault::cpu_stall, next_step_)) faults::burn_ms(*burn);
+  if (const auto off = faults::met(Fault::off_cpu, next_step_))
+    std::this_thread::sleep_for(std::chrono::milliseconds(*off));
+  if (const auto count = faults::met(Fault::engine_alloc, next_step_))
+    for (int64_t i = 0; i < *count; ++i) delete new volatile int64_t(i);
+  if (const auto most = faults::met(Fault::evict_cache, next_step_)) scheduler_.give_up_cached(int(*most));
+  if (const auto jump = faults::met(Fault::clock_jump, next_step_)) clock_offset_ns += *jump * 1'000'000;
+}
+
+// `cpu_began`: the thread's CPU time when it began to take the step back.
+void StepLoop::record(Step& step, TimeNs commit_began, TimeNs cpu_began) {
   StepRecord& r = step.record;
   r.running = int32_t(scheduler_.running().size());
   r.waiting = int32_t(scheduler_.waiting().size());
@@ -377,6 +405,10 @@ void StepLoop::record(Step& step, TimeNs commit_began) {
   // What the device waited for lay with the host only from when there was something to compute.
   r.gap_ns = std::clamp<TimeNs>(r.execute_at - work_since_, 0, r.idle_ns);
   r.commit_ns = now_ns() - commit_began;
+  r.engine_off_cpu_ns = std::max<TimeNs>(0, r.engine_off_cpu_ns + r.commit_ns - (thread_cpu_ns() - cpu_began));
+  const uint64_t allocations = thread_allocations();
+  r.allocations = int64_t(allocations - std::exchange(allocations_seen_, allocations));
+  r.failed = step.failed;
   if (probe::step_end_on()) probe::fire::step_end(r.step, r.execute_ns, r.gap_ns, r.sampled);
   if (r.graph == GraphUse::miss && probe::graph_miss_on()) probe::fire::graph_miss(r.step, r.tokens);
   for (size_t lane = 0; lane < kLanes; ++lane)

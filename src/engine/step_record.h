@@ -25,6 +25,13 @@ constexpr const char* graph_use_name(GraphUse use) {
   return use == GraphUse::hit ? "hit" : use == GraphUse::miss ? "miss" : "none";
 }
 
+// The first op of a step that gave something broken (Decoder's names), as found by computing the step again
+// with a look at what each op gives. `op` null: nobody looked, or nothing was found.
+struct BrokenOp {
+  const char* op = nullptr;
+  int32_t layer = -1;  // -1: of no layer
+};
+
 struct StepRecord {
   int64_t step = 0;
 
@@ -66,6 +73,19 @@ struct StepRecord {
   // Blocks of sequences whose decoding is sparse, over groups that see everything: all, and those that a
   // layer's head reads.
   int32_t sparse_blocks = 0, sparse_blocks_read = 0;
+
+  // What explains a step that took long (observe/anomaly_causes.h). Off the processor: the thread was ready to
+  // run and did not, in parts in which it waits for nothing: wall time less its CPU time. Of the engine's thread
+  // in plan, build and commit; of the executor's in launch.
+  TimeNs engine_off_cpu_ns = 0, launch_off_cpu_ns = 0;
+  TimeNs ended_unix_ns = 0;      // by the wall clock, when its results were taken back
+  int64_t allocations = 0;       // of the engine's thread since the step before; once warm, none
+  int32_t evicted = 0;           // blocks of the prefix cache that were given up since the step before
+  int32_t moved = 0;             // blocks that changed their precision or place with it
+  int32_t longest_prompt = 0;    // tokens that it computed of one prompt, at most
+  uint32_t longest_prompt_tenant = 0;
+  bool failed = false;           // its results are no good
+  BrokenOp broken;
 
   // Work as counted from shapes, not measured.
   int64_t weight_bytes = 0, kv_read_bytes = 0, kv_write_bytes = 0;

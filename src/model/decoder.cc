@@ -57,6 +57,7 @@ void Decoder::forward(const BatchInput& batch, const KvPool& kv) {
 
   backend_.begin_step(batch, kv.geometry, s.heads);
   backend_.embed({weights_.embedding, batch, s.embedding_scale, hidden});
+  tell(-1, "embed", hidden);
   backend_.rms_norm({hidden, weights_.layers[0].attn_norm.as<float>(), s.norm_eps, normed});
 
   for (int layer = 0; layer < s.layers; layer++) {
@@ -68,6 +69,7 @@ void Decoder::forward(const BatchInput& batch, const KvPool& kv) {
                         groups_.group_of[size_t(layer)]};
 
     backend_.linear({normed, w.qkv, w.qkv_bias.as<float>(), qkv});
+    tell(layer, "qkv", qkv);
     backend_.rope_store_kv({.qkv = qkv,
                             .batch = batch,
                             .geometry = kv.geometry,
@@ -89,26 +91,33 @@ void Decoder::forward(const BatchInput& batch, const KvPool& kv) {
                         .window = s.layer_window(layer),
                         .softcap = s.attention_softcap,
                         .out = attended});
+    tell(layer, "attention", attended);
     if (last && batch.logit_rows < t) pick_rows(batch, attended, hidden, normed);
 
     backend_.linear({attended, w.o, nullptr, normed});
+    tell(layer, "o", normed);
     backend_.add_rms_norm(
         {hidden, normed, w.post_attn_norm.as<float>(), w.ffn_norm.as<float>(), s.norm_eps, normed});
-    feed_forward(w, normed);
+    feed_forward(layer, normed);
     const Buffer& next_norm = last ? weights_.final_norm : weights_.layers[size_t(layer) + 1].attn_norm;
     backend_.add_rms_norm(
         {hidden, normed, w.post_ffn_norm.as<float>(), next_norm.as<float>(), s.norm_eps, normed});
+    tell(layer, "norm", normed);
   }
 }
 
 // In place.
-void Decoder::feed_forward(const LayerWeights& w, const Tensor& normed) {
+void Decoder::feed_forward(int layer, const Tensor& normed) {
+  const LayerWeights& w = weights_.layers[size_t(layer)];
   const int64_t rows = normed.rows;
   if (spec_.experts == 0) {
     const Tensor gate_up = gate_up_.first_rows(rows), gated = gated_.first_rows(rows);
     backend_.linear({normed, w.gate_up, nullptr, gate_up});
+    tell(layer, "gate_up", gate_up);
     backend_.act_mul({gate_up, spec_.activation, gated});
-    return backend_.linear({gated, w.down, nullptr, normed});
+    tell(layer, "act", gated);
+    backend_.linear({gated, w.down, nullptr, normed});
+    return tell(layer, "down", normed);
   }
   const Tensor router = router_.first_rows(rows);
   backend_.linear({normed, w.router, nullptr, router});
@@ -123,6 +132,7 @@ void Decoder::feed_forward(const LayerWeights& w, const Tensor& normed) {
                     .gated = gated_,
                     .routing = routing_,
                     .out = normed});
+  tell(layer, "experts", normed);
 }
 
 // After the last attention only rows whose logits are wanted matter: the rest of the layer runs on these alone.

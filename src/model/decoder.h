@@ -14,6 +14,15 @@ struct KvPool {
   KvGeometry geometry;
 };
 
+// Told of what each op of a step gives, in order; may change it. The ops have done their work when they return.
+class OpWatch {
+ public:
+  virtual void after(int layer, const char* op, const Tensor& out) = 0;  // layer -1: of none
+
+ protected:
+  ~OpWatch() = default;
+};
+
 class Decoder {
  public:
   // Activations are allocated here, once, for steps of at most `max_tokens` rows and `max_logit_rows` rows of
@@ -30,6 +39,9 @@ class Decoder {
   // next call.
   Tensor logits(const BatchInput& batch, int first, int count);
 
+  // Of the steps to come; null: nobody.
+  void set_watch(OpWatch* watch) { watch_ = watch; }
+
   // [count, C] what those logits are made of: the rows' last hidden states after the final norm, in
   // activation_dtype.
   Tensor hidden(const BatchInput& batch, int first, int count) const;
@@ -38,7 +50,11 @@ class Decoder {
   size_t wanted_bytes() const { return wanted_bytes_; }  // the same, also where they could not be allocated
 
  private:
-  void feed_forward(const LayerWeights& w, const Tensor& normed);
+  void feed_forward(int layer, const Tensor& normed);
+  void tell(int layer, const char* op, const Tensor& out) {
+    if (watch_) [[unlikely]]
+      watch_->after(layer, op, out);
+  }
   void pick_rows(const BatchInput& batch, Tensor& attended, Tensor& hidden, Tensor& normed);
 
   const ModelSpec& spec_;
@@ -48,6 +64,7 @@ class Decoder {
   int max_tokens_;
   int max_logit_rows_;
   size_t wanted_bytes_ = 0;
+  OpWatch* watch_ = nullptr;
   Buffer arena_;
   Tensor hidden_, normed_, qkv_, attended_, gate_up_, gated_, router_, gathered_, routing_, picked_,
       picked_hidden_, logits_;

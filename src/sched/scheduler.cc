@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/faults.h"
 #include "sched/plan_state.h"
 
 namespace sluice {
@@ -86,6 +87,8 @@ void Scheduler::plan(TimeNs now, StepPlan& plan) {
   expire(state);
   survey(state);
   find_barrier(state);
+  if (faults::armed()) [[unlikely]]
+    meet_faults(state);
   if (const int members = gate_.flush(now, quiet(), queue_, plan))
     queue_.choose(members, gate_.last_to_join(queue_));
   for (int lane = 0; lane < kLanes; ++lane) extend_one_token(state, lane);

@@ -99,6 +99,11 @@ class Scheduler {
   void forget_prefixes() {
     if (prefixes_) prefixes_->clear();
   }
+  // The same for `most` blocks that nobody owns, the oldest first; 0: all.
+  void give_up_cached(int most) {
+    for (int i = 0; (most == 0 || i < most) && pool_.evict(); ++i) {
+    }
+  }
   const PrefixIndex* prefixes() const { return prefixes_.get(); }  // null: the cache is off
 
  private:
@@ -108,6 +113,7 @@ class Scheduler {
   void expire(PlanState& state);
   void survey(PlanState& state);
   void find_barrier(PlanState& state);
+  void meet_faults(PlanState& state);  // scheduler_room.cc
   void extend_one_token(PlanState& state, int lane);
   void limit_prompts(PlanState& state);
   void extend_prompts(PlanState& state, int lane);

@@ -59,7 +59,7 @@ void Scheduler::count_lookup(StepPlan& plan, const Sequence& s, int found) const
 // What has landed is never written again. A token that was thrown away is not in `ids`, so what was computed of
 // it is not kept.
 void Scheduler::keep_landed(Sequence& s) {
-  if (!prefixes_) return;
+  if (!prefixes_ || s.spoiled) return;
   const auto known = std::span<const int32_t>(s.ids).first(std::min(size_t(s.computed), s.ids.size()));
   if (s.keys.capacity() > 0) extend_keys(s.keys, known, s.request.cache_salt, layout_.block_tokens);
   prefixes_->enter(*s.table, known, s.request.cache_salt, s.keys);

@@ -1,6 +1,7 @@
 // Slots and blocks: how many a lane may have, what admission promises, and who gives way when there are none.
 #include <algorithm>
 
+#include "base/faults.h"
 #include "sched/plan_state.h"
 
 namespace sluice {
@@ -188,6 +189,19 @@ void Scheduler::give_way(PlanState& state, Sequence* victim) {
   } else {
     preempt(victim, state.now);
   }
+}
+
+// Preemptions that nothing makes necessary (Fault::preempt); of rules that name no request, of who came last.
+void Scheduler::meet_faults(PlanState& state) {
+  Sequence* last = nullptr;
+  for (size_t i = running_.size(); i-- > 0;) {
+    Sequence* s = running_[i];
+    if (s->state != SequenceState::running || s->is_protected()) continue;
+    if (!last) last = s;
+    if (faults::met(Fault::preempt, s->request.id, s->generated() + s->samples_in_flight + 1))
+      return give_way(state, s);
+  }
+  if (last && faults::met(Fault::preempt)) give_way(state, last);
 }
 
 // Last pass: blocks that have become old go to smaller tiers, the sooner the less room there is. After all that

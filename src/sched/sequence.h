@@ -55,6 +55,8 @@ struct Sequence {
   bool paused = false;
   // What its next token may be is not known yet. Set between plans.
   bool awaits_mask = false;
+  // What was computed for it is no good to others: it is not kept in the prefix cache. Set between plans.
+  bool spoiled = false;
 
   // From here on written by Scheduler alone.
   SequenceState state = SequenceState::waiting;

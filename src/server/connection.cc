@@ -5,6 +5,7 @@
 #include <boost/asio/post.hpp>
 #include <charconv>
 
+#include "base/faults.h"
 #include "base/log.h"
 #include "base/meter.h"
 #include "server/limits.h"
@@ -61,11 +62,38 @@ void Connection::start() {
   arm_read();
 }
 
+namespace {
+
+// What tests plant on a socket (base/faults.h). `side` is 1 while a request is read, 2 while an answer is sent.
+// False: the system call does not happen, and errno says why.
+bool passes_faults(int fd, int64_t side, size_t& bytes) {
+  const auto kill = faults::met(Fault::kill_connection);
+  if (kill && (*kill == 0 || *kill == side)) {
+    ::shutdown(fd, SHUT_RDWR);
+    errno = ECONNRESET;
+    return false;
+  }
+  if (side == 1) return true;
+  if (faults::met(Fault::eagain)) {
+    errno = EAGAIN;
+    return false;
+  }
+  if (const auto most = faults::met(Fault::short_write))
+    bytes = std::min(bytes, size_t(std::max<int64_t>(1, *most)));
+  return true;
+}
+
+}  // namespace
+
 ssize_t Connection::receive(char* data, size_t bytes) {
+  if (faults::armed() && !passes_faults(socket_.native_handle(), 1, bytes)) [[unlikely]]
+    return -1;
   return tls_ ? tls_->read(data, bytes) : ::recv(socket_.native_handle(), data, bytes, MSG_DONTWAIT);
 }
 
 ssize_t Connection::transmit(const char* data, size_t bytes) {
+  if (faults::armed() && !passes_faults(socket_.native_handle(), 2, bytes)) [[unlikely]]
+    return -1;
   return tls_ ? tls_->write(data, bytes)
               : ::send(socket_.native_handle(), data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
 }

@@ -245,6 +245,9 @@ struct SampleResult {
   float logprob = 0;  // of `id`
   int rank = 0;       // 0-based rank of `id` among the logits, when log-probabilities are wanted
   int top_count = 0;
+  // Probability of the likeliest id, where it is known without further work: of what was drawn from, or of the
+  // model's own distribution where log-probabilities are wanted. 0: not told.
+  float peak = 0;
   int32_t top_ids[kMaxTopLogprobs];
   float top_logprobs[kMaxTopLogprobs];
 };

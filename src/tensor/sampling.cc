@@ -260,12 +260,14 @@ int draw_filtered(const Row& r, float scale, double u) {
   }
 }
 
-int choose(Row& r) {
+// `peak`: SampleResult::peak, where something is drawn.
+int choose(Row& r, float& peak) {
   find_max(r);
   const SampleRow& w = r.wish;
   if (!(w.temperature >= kGreedyTemperature)) return r.arg_max;
   const float scale = 1 / w.temperature;
   const double u = uniform(w.seed, w.counter);
+  peak = float(1 / std::max(1.0, whole_mass(r, scale)));
   const bool filtered = (w.top_k > 0 && w.top_k < r.vocab) || w.top_p < 1 || w.min_p > 0;
   return filtered ? draw_filtered(r, scale, u) : draw_from(r, scale, kAll, u * whole_mass(r, scale));
 }
@@ -315,8 +317,8 @@ void adjust(float* x, int vocab, const SampleRow& w, std::vector<int32_t>& count
   }
 }
 
-int sample_id(Row r) {
-  if (!is_adjusted(r.wish)) return choose(r);
+int sample_id(Row r, float& peak) {
+  if (!is_adjusted(r.wish)) return choose(r, peak);
   Scratch& s = r.scratch;
   std::copy_n(r.logits, r.vocab, s.adjusted.data());
   adjust(s.adjusted.data(), r.vocab, r.wish, s.counts);
@@ -327,7 +329,7 @@ int sample_id(Row r) {
   }
   r.logits = s.adjusted.data();
   r.stats = std::span<const SliceStats>(s.stats).first(r.stats.size());
-  return choose(r);
+  return choose(r, peak);
 }
 
 // Log-probability and rank of result.id and the likeliest ids, of the row as the model gave it.
@@ -336,6 +338,7 @@ void add_logprobs(Row& r, SampleResult& result) {
   double sum = 0;
   for (const SliceStats& s : r.stats) sum += s.raw_sum * std::exp(double(s.max) - double(r.max));
   const double log_sum = double(r.max) + std::log(sum);
+  result.peak = float(1 / std::max(1.0, sum));
   if (in_range(result.id, r.vocab)) {
     const float own = finite(r.logits[result.id]);
     result.logprob = float(own - log_sum);
@@ -402,7 +405,7 @@ SampleResult sample_row(const Kernels& k, const float* logits, int vocab, const 
   CHECK(scratch.candidates.size() >= size_t(vocab), "Scratch::reserve comes first");
   Row r{k, logits, vocab, row, stats, scratch};
   SampleResult result;
-  result.id = row.slot >= 0 ? sample_id(r) : row.target_id;
+  result.id = row.slot >= 0 ? sample_id(r, result.peak) : row.target_id;
   if (wants_logprobs(row)) add_logprobs(r, result);
   return result;
 }
