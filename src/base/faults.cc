@@ -14,10 +14,10 @@ namespace sluice {
 namespace {
 
 constexpr std::array<std::string_view, size_t(kFaults)> kNames = {
-    "nan_logits",      "flat_logits", "weak_logits", "control_ids",  "id_jumps",      "repetition",  "preempt",
-    "step_failure",    "slow_step",   "graph_miss",   "cpu_stall",     "off_cpu",     "engine_alloc",
-    "evict_cache",     "clock_jump",  "device_error", "alloc_failure", "short_write", "eagain",
-    "kill_connection", "disk_full",   "slow_disk"};
+    "nan_logits",   "flat_logits",     "weak_logits", "control_ids",  "id_jumps",      "repetition",
+    "preempt",      "step_failure",    "slow_step",   "graph_miss",   "cpu_stall",     "off_cpu",
+    "engine_alloc", "evict_cache",     "clock_jump",  "device_error", "alloc_failure", "short_write",
+    "eagain",       "kill_connection", "disk_full",   "slow_disk"};
 
 bool knows_requests(Fault fault) { return fault <= Fault::graph_miss; }
 

@@ -21,7 +21,7 @@ struct ServeOptions {
   bool dry_run = false;
   bool print_config = false;
   bool print_schema = false;
-  FaultPlan faults;  // of SLUICE_FAULTS, for tests; no rules: none
+  FaultPlan faults;                        // of SLUICE_FAULTS, for tests; no rules: none
   std::function<Result<Config>()> reread;  // the settings as they stand now, read anew
 };
 

@@ -75,16 +75,16 @@ struct StepRecord {
   int32_t sparse_blocks = 0, sparse_blocks_read = 0;
 
   // What explains a step that took long (observe/anomaly_causes.h). Off the processor: the thread was ready to
-  // run and did not, in parts in which it waits for nothing: wall time less its CPU time. Of the engine's thread
-  // in plan, build and commit; of the executor's in launch.
+  // run and did not, in parts in which it waits for nothing: wall time less its CPU time. Of the engine's
+  // thread in plan, build and commit; of the executor's in launch.
   TimeNs engine_off_cpu_ns = 0, launch_off_cpu_ns = 0;
-  TimeNs ended_unix_ns = 0;      // by the wall clock, when its results were taken back
-  int64_t allocations = 0;       // of the engine's thread since the step before; once warm, none
-  int32_t evicted = 0;           // blocks of the prefix cache that were given up since the step before
-  int32_t moved = 0;             // blocks that changed their precision or place with it
-  int32_t longest_prompt = 0;    // tokens that it computed of one prompt, at most
+  TimeNs ended_unix_ns = 0;    // by the wall clock, when its results were taken back
+  int64_t allocations = 0;     // of the engine's thread since the step before; once warm, none
+  int32_t evicted = 0;         // blocks of the prefix cache that were given up since the step before
+  int32_t moved = 0;           // blocks that changed their precision or place with it
+  int32_t longest_prompt = 0;  // tokens that it computed of one prompt, at most
   uint32_t longest_prompt_tenant = 0;
-  bool failed = false;           // its results are no good
+  bool failed = false;  // its results are no good
   BrokenOp broken;
 
   // Work as counted from shapes, not measured.
