@@ -22,19 +22,11 @@ namespace sluice {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr const char* kUnfinished = ".new";  // behind the name of a file that is being written
 
 Counter& errors(const char* kind) {
   return meter::counter("sluice_kv_disk_errors_total",
                         "Blocks of the disk tier that could not be written or read, or were corrupt.",
                         fmt::format("kind=\"{}\"", kind));
-}
-
-// Twelve digits tell identities apart; the header has all of it.
-std::string folder_of(const DiskPlace& place) {
-  std::string name;
-  for (size_t i = 0; i < 6; ++i) name += fmt::format("{:02x}", place.identity[i]);
-  return place.path + "/" + name;
 }
 
 class File {
@@ -70,15 +62,14 @@ class File {
 
 DiskThread::DiskThread(const DiskPlace& place, std::byte* host, size_t unit_bytes, Bell& bell)
     : place_(place),
-      folder_(folder_of(place)),
+      folder_(place.path + "/" + disk_folder_name(place.identity)),
+      open_folder_(folder_),
       host_(host),
       unit_bytes_(unit_bytes),
       bell_(bell),
       write_errors_(errors("write")),
       read_errors_(errors("read")),
       corrupt_blocks_(errors("corrupt")) {
-  std::error_code error;
-  fs::create_directories(folder_, error);  // a failure shows at the first write
   thread_ = std::thread([this] { run(); });
 }
 
@@ -96,8 +87,8 @@ std::vector<BlockFileName> DiskThread::found() const {
     const auto parsed = parse_block_file_name(name);
     std::error_code gone;
     if (!parsed) {
-      if (name.ends_with(kUnfinished) &&
-          parse_block_file_name(name.substr(0, name.size() - std::strlen(kUnfinished))))
+      if (name.ends_with(kUnfinishedBlock) &&
+          parse_block_file_name(name.substr(0, name.size() - std::strlen(kUnfinishedBlock))))
         fs::remove(at->path(), gone);
       continue;
     }
@@ -128,6 +119,9 @@ bool DiskThread::finished(Finished& out) {
 
 void DiskThread::run() {
   pthread_setname_np(pthread_self(), "sluice-kv-disk");
+  if (const int removed = remove_old_folders(place_.path, disk_folder_name(place_.identity), place_.bytes))
+    LOG(info, "kv.disk_path {}: {} folder{} of other models or layouts gave way", place_.path, removed,
+        removed == 1 ? "" : "s");
   TimeNs last = 0;
   for (;;) {
     const uint32_t heard = posted_.count();
@@ -170,7 +164,7 @@ DiskOutcome DiskThread::write(const DiskJob& job) {
   const auto bytes = bytes_of(job);
   auto header =
       encode({job.tier, uint32_t(job.group), place_.identity, job.key, bytes.size(), block_checksum(bytes)});
-  const std::string path = path_of(job), unfinished = path + kUnfinished;
+  const std::string path = path_of(job), unfinished = path + kUnfinishedBlock;
   File file(unfinished, O_WRONLY | O_CREAT | O_TRUNC);
   const bool full = faults::armed() && faults::met(Fault::disk_full);
   if (full) errno = ENOSPC;

@@ -3,7 +3,8 @@
 //
 // A disk that takes nothing, or gives nothing, is no reason to stop: the first failure is a warning, and until
 // something succeeds again further ones are only counted. After a failed write the disk is left alone for
-// kRestNs. Files are not synced: what a crash leaves half written does not pass its checksum.
+// kRestNs. Files are not synced: what a crash leaves half written does not pass its checksum. Folders of others
+// give way at the start (disk_folders.h).
 #pragma once
 
 #include <atomic>
@@ -17,6 +18,7 @@
 #include "base/meter.h"
 #include "base/sha256.h"
 #include "engine/bell.h"
+#include "engine/disk_folders.h"
 #include "kv/block_file.h"
 #include "kv/host_tier.h"
 
@@ -65,6 +67,7 @@ class DiskThread final : public DiskQueue {
 
   const DiskPlace place_;
   const std::string folder_;
+  const OpenFolder open_folder_;
   std::byte* const host_;
   const size_t unit_bytes_;
   Bell& bell_;

@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 
@@ -99,6 +102,43 @@ TEST_F(DiskThreadTest, AnotherIdentityHasAFolderOfItsOwnAndABlockUnderAWrongName
   for (const fs::path& file : files())
     if (file != mine) fs::copy_file(mine, file, fs::copy_options::overwrite_existing);
   EXPECT_EQ(run(*other, job(Kind::read, kTo)), DiskOutcome::corrupt);
+}
+
+TEST_F(DiskThreadTest, FoldersOfOthersGiveWayTheLongestUnusedFirst) {
+  for (const uint8_t identity : {1, 2, 3}) {
+    auto disk = start(identity);
+    ASSERT_EQ(run(*disk, job(Kind::write, kFrom)), DiskOutcome::done);
+  }
+  const auto folder = [&](uint8_t identity) {
+    return fs::path(folder_) / fmt::format("{:02x}0000000000", identity);
+  };
+  const auto now = fs::last_write_time(folder(1));
+  fs::last_write_time(folder(1), now - std::chrono::hours(1));
+  fs::last_write_time(folder(2), now - std::chrono::hours(3));
+  fs::last_write_time(folder(3), now - std::chrono::hours(2));
+  const size_t one = fs::file_size(files().at(0));
+
+  EXPECT_EQ(remove_old_folders(folder_, "none", 3 * one), 0) << "all fit";
+  EXPECT_EQ(remove_old_folders(folder_, "none", 2 * one), 1);
+  EXPECT_FALSE(fs::exists(folder(2)));
+  auto open = start(3);
+  EXPECT_EQ(remove_old_folders(folder_, "none", one), 1) << "not what a server has open";
+  EXPECT_TRUE(fs::exists(folder(3)));
+  EXPECT_FALSE(fs::exists(folder(1)));
+  open.reset();
+  std::ofstream(folder(3) / "notes.txt") << "not ours";
+  EXPECT_EQ(remove_old_folders(folder_, "none", 0), 0);
+  EXPECT_TRUE(fs::exists(folder(3) / "notes.txt"));
+}
+
+TEST_F(DiskThreadTest, AStartMakesRoomForItsOwnFiles) {
+  ASSERT_EQ(run(*start(1), job(Kind::write, kFrom)), DiskOutcome::done);
+  DiskPlace place{.path = folder_, .bytes = 1};
+  place.identity[0] = 2;
+  DiskThread disk(place, memory_.data(), kUnit, bell_);
+  ASSERT_EQ(run(disk, job(Kind::write, kFrom)), DiskOutcome::done);  // behind the cleaning
+  ASSERT_EQ(files().size(), 1u);
+  EXPECT_EQ(files().at(0).parent_path().filename(), "020000000000");
 }
 
 TEST_F(DiskThreadTest, AfterAFailedWriteTheDiskIsLeftAlone) {

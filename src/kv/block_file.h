@@ -42,6 +42,8 @@ std::array<std::byte, kBlockHeaderBytes> encode(const BlockHeader& header);
 // Errors: what is wrong with it.
 Result<BlockHeader> decode_block_header(std::span<const std::byte> bytes);
 
+// Behind the name of a file that is being written.
+inline constexpr const char* kUnfinishedBlock = ".new";
 // "<key>-<group>-<tier>.kv", in hexadecimal, decimal and as the tier is named.
 std::string block_file_name(const BlockKey& key, int group, KvTier tier);
 struct BlockFileName {
