@@ -208,18 +208,37 @@ void Scheduler::extend_one_token(PlanState& state, int lane) {
   }
 }
 
+namespace {
+
+// What prompts would take, but for the longest of them. For those of lane batch no step becomes longer.
+class PromptQueue {
+ public:
+  void add(const Sequence& s, double ns) {
+    if (s.request.lane != Lane::batch) all_ += ns, longest_ = std::max(longest_, ns);
+  }
+  double behind() const { return all_ - longest_; }
+
+ private:
+  double all_ = 0, longest_ = 0;
+};
+
+}  // namespace
+
 // How much time prompts may take beside those who generate; also beside one that sits this step out because its
 // sample is still in flight (penalties). Prompts of lanes that only get a part of the step do not make it
 // longer.
 void Scheduler::limit_prompts(PlanState& state) {
   PromptPressure pressure;
+  PromptQueue queue;
   int top = kLanes - 1;
   for (const Sequence* s : running_) {
     if (s->state != SequenceState::running || s->paused || s->restoring_tokens > 0) continue;
     if (!gate_.makes_batches()) top = std::min(top, s->lane());
     const int wanted = s->wanted();  // 0: its last token is in flight
     pressure.generating += wanted == 1;
-    pressure.prompts += wanted > 1 && s->lane() <= top;
+    if (wanted <= 1 || s->lane() > top) continue;
+    ++pressure.prompts;
+    queue.add(*s, step_time_.prompt(s->planned, wanted));
   }
   // Whose last token this very step computes would wait for it as well; one of a step before is not held up.
   for (const PlanEntry& e : state.plan.entries) pressure.generating += e.sequence->wanted() == 0;
@@ -228,7 +247,14 @@ void Scheduler::limit_prompts(PlanState& state) {
   int waiting = queue_.of_batch();
   if (!gate_.makes_batches())
     for (int lane = waiting = 0; lane <= top; ++lane) waiting += queue_.waiting(lane);
-  pressure.prompts += std::min(int(free_slots_.size()), waiting);
+  waiting = std::min(int(free_slots_.size()), waiting);
+  pressure.prompts += waiting;
+  for (auto s = queue_.begin(); s != queue_.end() && waiting > 0 && queue.behind() < kMostQueueNs; ++s) {
+    if (!gate_.makes_batches() && (*s)->lane() > top) continue;
+    queue.add(**s, step_time_.prompt(0, (*s)->wanted()));
+    --waiting;
+  }
+  pressure.queue_ns = queue.behind();
   pressure.decode_ns = spent_so_far(state);
   if (policy_.mixed_prompt_tokens) state.tokens = std::min(state.tokens, policy_.mixed_prompt_tokens);
   constexpr int kUntilKnown = 32;  // tokens: tells what a prompt's rows cost, and nobody waits long for it

@@ -108,8 +108,9 @@ double step_limit_ns(const PromptPressure& p, TimeNs target_ns) {
   if (target_ns > 0) return double(target_ns);
   constexpr double kAlways = 0.7;
   const double piled_up = double(p.prompts) * p.prompts / std::max(1, p.prompts + p.generating);
-  return std::max(std::min(p.decode_ns * (1 + std::max(kAlways, piled_up)), kLongestStepNs),
-                  p.decode_ns * (1 + kAlways));
+  const double of_queue = std::min((p.queue_ns - kQueueNs) / kQueueSteps, kLongestQueuedStepNs);
+  return std::max({std::min(p.decode_ns * (1 + std::max(kAlways, piled_up)), kLongestStepNs),
+                   p.decode_ns * (1 + kAlways), of_queue});
 }
 
 }  // namespace sluice

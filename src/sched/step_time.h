@@ -72,12 +72,20 @@ class StepTime {
 // pile up: as many times as there are prompts, times the share that they are of all sequences. So one long
 // prompt among 16 streams leaves these under twice their pace, and where most wait for their first token a step
 // grows to what fills a card. kLongestStep is the end of it, unless 1.7 times is longer.
+//
+// A queue lifts that: what prompts would take, but for the longest of them, beyond kQueueNs is to be had in
+// kQueueSteps steps, up to kLongestQueuedStep. For streams that start sooner share their steps with more
+// others, so that all end sooner; and one long prompt is no queue.
 struct PromptPressure {
   double decode_ns = 0;
   int generating = 0;
   int prompts = 0;  // begun or waiting with a slot free
+  double queue_ns =
+      0;  // what these would take by themselves, without the longest; no more than kMostQueueNs counts
 };
-inline constexpr double kLongestStepNs = 36e6;
+inline constexpr double kLongestStepNs = 36e6, kLongestQueuedStepNs = 72e6;
+inline constexpr double kQueueNs = 250e6, kQueueSteps = 8;
+inline constexpr double kMostQueueNs = kQueueNs + kQueueSteps * kLongestQueuedStepNs;
 double step_limit_ns(const PromptPressure& pressure, TimeNs target_ns);
 
 }  // namespace sluice

@@ -178,6 +178,11 @@ TEST(StepLimit, GrowsWithThePromptsThatWaitAndTheirShare) {
   EXPECT_EQ(step_limit_ns({8 * kMs, 16, 16}, 0), kLongestStepNs) << "half of them wait";
   EXPECT_EQ(step_limit_ns({60 * kMs, 16, 16}, 0), 60 * kMs * 1.7) << "a slow device";
   EXPECT_EQ(step_limit_ns({8 * kMs, 16, 16}, 12'000'000), 12 * kMs) << "a target";
+  EXPECT_EQ(step_limit_ns({4 * kMs, 16, 2, 250 * kMs}, 0), 6.8 * kMs) << "no queue to speak of";
+  EXPECT_EQ(step_limit_ns({8 * kMs, 16, 16, 650 * kMs}, 0), 50 * kMs) << "a queue";
+  EXPECT_EQ(step_limit_ns({8 * kMs, 16, 16, 1e12}, 0), kLongestQueuedStepNs);
+  EXPECT_EQ(step_limit_ns({60 * kMs, 16, 16, 1e12}, 0), 60 * kMs * 1.7) << "never less than without";
+  EXPECT_EQ(step_limit_ns({8 * kMs, 16, 16, 1e12}, 12'000'000), 12 * kMs) << "a target";
 }
 
 // -- What streams see
@@ -219,8 +224,8 @@ TEST(Streams, AHundredAndTwentyEightLoseNoThroughput) {
 TEST(Streams, WhereMostWaitForLongPromptsStepsFillTheCard) {
   VirtualServer server(kH200, on_card(), 16384, 40000);
   const Measured m = closed_loop(server, 32, 96, 8192, 256);
-  EXPECT_LE(m.gap_p99_ms, 40);
-  EXPECT_GE(m.requests_s, 3.3);
+  EXPECT_LE(m.gap_p99_ms, 65);  // a queue of seconds lifts the limit
+  EXPECT_GE(m.requests_s, 3.65);
 }
 
 TEST(Streams, APromptAloneGetsWholeSteps) {
