@@ -229,6 +229,7 @@ class LoadRun {
       : target_(target),
         load_(load),
         address_(address),
+        exchanges_(load.exchanges.begin(), load.exchanges.end()),
         outcomes_(load.exchanges.size()),
         epoll_(epoll_create1(EPOLL_CLOEXEC)) {
     CHECK(epoll_ >= 0);
@@ -242,7 +243,7 @@ class LoadRun {
   std::vector<Outcome> run(const std::function<void(size_t)>& progress) {
     begin_ = now_ns();
     TimeNs told = 0;
-    while (ended_ < outcomes_.size()) {
+    while (!over_ && (load_.next || ended_ < outcomes_.size())) {
       start_due();
       epoll_event events[256];
       const int n = epoll_wait(epoll_, events, 256, wait_ms());
@@ -250,24 +251,48 @@ class LoadRun {
       for (int i = 0; i < n; ++i)
         on_ready(*static_cast<Connection*>(events[i].data.ptr), events[i].events, now);
       expire(now);
-      if (progress && now - told > 100'000'000) progress(ended_), told = now;
+      if (now - told > 100'000'000) {
+        if (progress) progress(ended_);
+        if (load_.is_cancelled && load_.is_cancelled()) over_ = true;
+        told = now;
+      }
+      if (load_.stop_after > 0 && now - begin_ >= load_.stop_after) over_ = true;
     }
-    return std::move(outcomes_);
+    leave_open();
+    return {std::make_move_iterator(outcomes_.begin()), std::make_move_iterator(outcomes_.end())};
   }
 
  private:
   bool open_loop() const { return !load_.start.empty(); }
 
   void start_due() {
-    while (next_ < outcomes_.size()) {
+    // Of those that are made on demand, a bound: where all fail at once, the load must still end some time.
+    for (int begun = 0; next_ < outcomes_.size() || (load_.next && begun < load_.concurrency); ++begun) {
       if (open_loop() ? begin_ + load_.start[next_] > now_ns() : int(in_flight_) >= load_.concurrency) return;
+      if (next_ == outcomes_.size()) {
+        exchanges_.push_back(load_.next(next_));
+        outcomes_.emplace_back();
+      }
       start(next_++);
     }
   }
 
+  // Until the next exchange is due, or the load is over; at most 100.
   int wait_ms() const {
-    if (!open_loop() || next_ >= outcomes_.size()) return 100;
-    return int(std::clamp<TimeNs>((begin_ + load_.start[next_] - now_ns()) / 1'000'000, 0, 100));
+    TimeNs until = now_ns() + 100'000'000;
+    if (open_loop() && next_ < outcomes_.size()) until = std::min(until, begin_ + load_.start[next_]);
+    if (load_.stop_after > 0) until = std::min(until, begin_ + load_.stop_after);
+    return int(std::clamp<TimeNs>((until - now_ns() + 999'999) / 1'000'000, 0, 100));
+  }
+
+  void leave_open() {
+    const TimeNs now = now_ns();
+    for (auto& c : connections_) {
+      if (c->fd < 0 || c->exchange == SIZE_MAX) continue;
+      outcomes_[c->exchange].open = true;
+      outcomes_[c->exchange].end = now;
+      drop(*c);
+    }
   }
 
   void start(size_t exchange) {
@@ -296,7 +321,7 @@ class LoadRun {
   }
 
   void send(Connection& c, size_t exchange, bool reused) {
-    const Exchange& e = load_.exchanges[exchange];
+    const Exchange& e = exchanges_[exchange];
     c.exchange = exchange;
     c.reused = reused;
     outcomes_[exchange] = {};
@@ -398,7 +423,9 @@ class LoadRun {
   const Target& target_;
   const Load& load_;
   const addrinfo& address_;
-  std::vector<Outcome> outcomes_;
+  std::deque<Exchange> exchanges_;
+  std::deque<Outcome> outcomes_;  // answers that come refer to theirs
+  bool over_ = false;
   std::deque<std::unique_ptr<Connection>> connections_;
   int epoll_;
   size_t next_ = 0, ended_ = 0, in_flight_ = 0;

@@ -39,6 +39,7 @@ struct Outcome {
   TimeNs end = 0;
   std::vector<TimeNs> events;  // when each event with a choice came
   int usage_tokens = -1;       // completion_tokens of the usage event; -1: none came
+  bool open = false;           // the load was over before the answer was; `end` is when
 
   int tokens() const { return usage_tokens >= 0 ? usage_tokens : int(events.size()); }
 };
@@ -49,6 +50,10 @@ struct Load {
   std::vector<TimeNs> start;  // open loop: when each begins, after the load's own start, ascending
   TimeNs timeout = 0;         // of one exchange
   bool keep_alive = true;     // false: a connection for each exchange
+  // Closed loop: makes the exchange of a number as it begins, behind those of the list, until the load is over.
+  std::function<Exchange(size_t)> next;
+  TimeNs stop_after = 0;               // > 0: then the load is over, whatever is open
+  std::function<bool()> is_cancelled;  // asked about ten times a second; true: it is over now
 };
 
 // Outcomes in the order of the exchanges. `progress` hears of how many have ended, about ten times a second.

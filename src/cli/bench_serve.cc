@@ -4,73 +4,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 #include <vector>
 
 #include "cli/attribution_table.h"
 #include "cli/bench_client.h"
 #include "cli/commands.h"
+#include "cli/completion_load.h"
 #include "cli/load_summary.h"
 #include "sched/simulator/trace.h"
 #include "server/json_writer.h"
 
 namespace sluice::cli {
 namespace {
-
-// How prompts are said. Not every server takes token ids, nor ignore_eos; the first form that a probe gets
-// through with is used.
-enum class Form { ids, text, plain_text };
-
-// Prompts are random, so that no prefix but the shared one can be found in a cache.
-class Prompts {
- public:
-  Prompts(const BenchServeOptions& options, Form form) : options_(options), form_(form), random_(options.seed) {
-    std::mt19937_64 shared(options.seed ^ 0x9e3779b97f4a7c15u);
-    append(prefix_, options.shared_prefix, shared);
-  }
-  std::string next() {
-    std::string prompt = prefix_;
-    append(prompt, options_.input_tokens - options_.shared_prefix, random_);
-    if (form_ == Form::ids) return "[" + prompt + "]";
-    std::string quoted;
-    append_json_string(quoted, prompt);
-    return quoted;
-  }
-
- private:
-  // Ids that every vocabulary of more than 8,000 tokens has, none of them special; or words that are one token
-  // each in most.
-  void append(std::string& out, int count, std::mt19937_64& random) {
-    static constexpr const char* kWords[] = {"time",  "water", "house", "light", "river", "stone",
-                                             "paper", "music", "green", "north", "table", "glass",
-                                             "night", "world", "field", "voice"};
-    for (int i = 0; i < count; ++i) {
-      if (form_ == Form::ids)
-        out += fmt::format("{}{}", out.empty() ? "" : ",", 1000 + random() % 7000);
-      else
-        out += fmt::format(" {}", kWords[random() % std::size(kWords)]);
-    }
-  }
-  const BenchServeOptions& options_;
-  Form form_;
-  std::mt19937_64 random_;
-  std::string prefix_;
-};
-
-Exchange completion(const std::string& model, const std::string& prompt, int max_tokens, Form form) {
-  std::string json;
-  JsonWriter body(json);
-  body.begin_object();
-  body.key("model").string(model);
-  body.key("prompt").raw(prompt);
-  body.key("max_tokens").integer(max_tokens);
-  body.key("temperature").integer(0);
-  body.key("stream").boolean(true);
-  body.key("stream_options").raw(R"({"include_usage":true})");
-  if (form != Form::plain_text) body.key("ignore_eos").boolean(true);
-  body.end_object();
-  return {"POST", "/v1/completions", json};
-}
 
 // The first "id" in the answer of /v1/models.
 Result<std::string> first_model(const Target& target, TimeNs timeout) {
@@ -84,13 +29,12 @@ Result<std::string> first_model(const Target& target, TimeNs timeout) {
   return body.substr(at + 1, body.find('"', at + 1) - at - 1);
 }
 
-Result<Form> probe(const Target& target, const std::string& model, const BenchServeOptions& options,
-                   TimeNs timeout) {
+Result<PromptForm> probe(const Target& target, const std::string& model, const BenchServeOptions& options,
+                         TimeNs timeout) {
   std::string last;
-  for (const Form form : {Form::ids, Form::text, Form::plain_text}) {
-    BenchServeOptions small = options;
-    small.input_tokens = 4, small.shared_prefix = 0;
-    Result<Outcome> answer = fetch(target, completion(model, Prompts(small, form).next(), 2, form), timeout);
+  for (const PromptForm form : {PromptForm::ids, PromptForm::text, PromptForm::plain_text}) {
+    const std::string prompt = RandomPrompts(form, options.seed).next(4);
+    Result<Outcome> answer = fetch(target, completion(model, prompt, 2, form), timeout);
     if (!answer) return std::move(answer).error();
     if (answer->error.empty() && !answer->events.empty()) return form;
     last = answer->error.empty() ? "no event with a choice came" : answer->error;
@@ -136,14 +80,15 @@ std::vector<TimeNs> arrival_times(double rate, int requests, uint64_t seed) {
   return times;
 }
 
-Load make_load(const BenchServeOptions& options, const std::string& model, Form form) {
+Load make_load(const BenchServeOptions& options, const std::string& model, PromptForm form) {
   Load load;
   load.concurrency = options.concurrency;
   load.timeout = TimeNs(options.timeout_ms) * 1'000'000;
   load.keep_alive = !options.no_keep_alive;
-  Prompts prompts(options, form);
+  RandomPrompts prompts(form, options.seed, options.shared_prefix);
   for (int i = 0; i < options.requests; ++i)
-    load.exchanges.push_back(completion(model, prompts.next(), options.output_tokens, form));
+    load.exchanges.push_back(completion(model, prompts.next(options.input_tokens - options.shared_prefix),
+                                        options.output_tokens, form));
   if (options.rate > 0) load.start = arrival_times(options.rate, options.requests, options.seed);
   return load;
 }
@@ -175,9 +120,9 @@ int bench_serve(const BenchServeOptions& options) {
   Result<std::string> model =
       options.model.empty() ? first_model(*target, timeout) : Result<std::string>(options.model);
   if (!model) return failure(model.error());
-  const Result<Form> form = probe(*target, *model, options, timeout);
+  const Result<PromptForm> form = probe(*target, *model, options, timeout);
   if (!form) return failure(form.error());
-  if (*form != Form::ids)
+  if (*form != PromptForm::ids)
     fmt::print(stderr, "this server takes no token ids: prompts are words, their length is about right\n");
 
   if (options.attribution) target->request_id_prefix = fmt::format("bench-{:x}-{:x}-", getpid(), now_ns());

@@ -62,6 +62,7 @@ class Parser {
   void add_trace();
   void add_bench();
   void add_doctor();
+  void add_tune();
   void add_simulate(CLI::App& bench);
   Status settle();  // sluice.yaml, environment, flags, in this order
   Status check() const;
@@ -95,6 +96,7 @@ Parser::Parser() {
   add_quantize();
   add_trace();
   add_doctor();
+  add_tune();
   add_bench();
 }
 
@@ -378,6 +380,68 @@ void Parser::add_doctor() {
   app->add_flag("--json", d.json, "What /v1/diagnosis says, as it is");
 }
 
+void Parser::add_tune() {
+  TuneOptions& t = line_.tune;
+  CLI::App* app = command(
+      app_, "tune", Command::tune, "Find the fastest configuration, step by step, and what each step gives",
+      "  sluice tune models/SmolLM2-135M-Instruct.Q4_1.gguf --input-tokens 64 --output-tokens 16 -o report\n"
+      "  sluice tune --dummy llama-3.1-8b --device cuda --concurrency 128 -o report --budget 5m\n"
+      "  sluice tune MODEL --slo 'p95_ms<1200' --exact -o report\n"
+      "  sluice tune MODEL --config sluice.yaml --trace traffic.csv -o report  # from your own settings and "
+      "traffic\n"
+      "  sluice tune MODEL --order scheduler,batching,kv -o report             # how gains depend on the "
+      "order\n");
+  add_model(app, false);
+  add_dummy(app);
+  app->add_option("-o,--output", t.out, "The folder of the report; one that was broken off is gone on with")
+      ->required();
+  CLI::Option* concurrency =
+      app->add_option("--concurrency", t.concurrency, "So many requests always in flight")
+          ->check(CLI::Range(1, 4096))
+          ->capture_default_str();
+  app->add_option("--input-tokens", t.input_tokens, "Prompt length")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app->add_option("--output-tokens", t.output_tokens, "Tokens to ask for")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  app->add_option("--shared-prefix", t.shared_prefix, "Of the prompt, tokens that all requests share")
+      ->check(CLI::Range(0, 1 << 20));
+  app->add_option(
+         "--trace", t.trace,
+         "Instead: requests from a file (CSV or JSON lines of timestamp,input,output), sent when it says")
+      ->type_name("FILE")
+      ->excludes(concurrency);
+  app->add_option(
+      "--slo", t.slo,
+      "To be kept: p50_ms, p95_ms or p99_ms end to end, the same of the first token (ttft_) or between tokens "
+      "(itl_), as p95_ms<1200,ttft_p95_ms<300");
+  app->add_option("--order", t.order,
+                  "Of the steps: batching, kv, weights, kernels, scheduler, system; the rest follows");
+  app->add_flag("--exact", t.exact,
+                "Only what leaves the answers as they are: no smaller weights, keys or values");
+  app->add_option("--budget", t.budget, "Time in all: 90s, 10m or 1h")->capture_default_str();
+  app->add_option("--long-contexts", t.long_contexts, "Lengths of the table of long contexts; 0: none")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
+  app->add_option("--port", t.port, "Of the servers that are measured; 0: any free one")
+      ->check(CLI::Range(0, 65535));
+  app->add_option("--seed", t.seed, "Of prompts")->capture_default_str();
+  add_model_flags(app);
+}
+
+// "90s", "10m", "1h", or seconds.
+std::optional<double> seconds_of(const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  const std::string_view unit = end;
+  const double factor = unit.empty() || unit == "s" ? 1 : unit == "m" ? 60 : unit == "h" ? 3600 : 0;
+  if (end == text.c_str() || factor == 0 || !(value > 0 && value * factor <= 86400)) return {};
+  return value * factor;
+}
+
 void Parser::add_bench() {
   CLI::App* bench = app_.add_subcommand("bench", "Measure the engine, or any server with the OpenAI API");
   bench->require_subcommand(1);
@@ -559,6 +623,8 @@ Status Parser::settle() {
     if (Status status = set_key(config, name, setting.substr(equals + 1)); !status)
       return Error{ErrorCode::kInvalidArgument, "--set " + name + ": " + status.error().message};
   }
+  line_.tune.budget_s = seconds_of(line_.tune.budget).value_or(0);
+  line_.tune.from_config = !config_file_.empty();
   if (kv_gib_option_->count() > 0) config.model.engine.kv_bytes = size_t(kv_gib_ * double(1u << 30));
   for (KeyFlag& flag : flags_) {
     if (flag.option->count() == 0) continue;
@@ -634,6 +700,12 @@ Status Parser::check() const {
     case Command::bench_serve:
       if (s.concurrency == 0 && s.rate == 0) return wrong("give --concurrency or --rate");
       if (s.shared_prefix > s.input_tokens) return wrong("--shared-prefix: more than --input-tokens");
+      break;
+    case Command::tune:
+      if (!has_model) return wrong("give MODEL or --dummy SHAPE");
+      if (line_.tune.shared_prefix > line_.tune.input_tokens)
+        return wrong("--shared-prefix: more than --input-tokens");
+      if (line_.tune.budget_s <= 0) return wrong("--budget: expected a time up to 24h, as 90s, 10m or 1h");
       break;
     case Command::bench_simulate:
       return check_simulate(line_.bench_simulate, has_model);

@@ -121,6 +121,22 @@ struct BenchSimulateOptions {
   bool json = false;
 };
 
+struct TuneOptions {
+  std::string out;  // a folder
+  int concurrency = 128;
+  int input_tokens = 512, output_tokens = 128, shared_prefix = 0;
+  std::string trace;  // a file of requests, instead
+  std::string slo, order;
+  bool exact = false;        // only what leaves the answers as they are
+  bool from_config = false;  // start from the user's settings, not from the collapsed ones
+  double budget_s = 600;
+  std::string budget = "10m";
+  int port = 0;  // of the servers that are measured; 0: any free one
+  std::vector<int> long_contexts = {4096, 16384, 32768};
+  uint64_t seed = 1;
+  std::string words;  // the command line, for the report
+};
+
 enum class Command {
   serve,
   run,
@@ -132,7 +148,8 @@ enum class Command {
   bench_engine,
   bench_serve,
   bench_simulate,
-  trace
+  trace,
+  tune
 };
 
 struct CommandLine {
@@ -148,6 +165,7 @@ struct CommandLine {
   BenchSimulateOptions bench_simulate;
   std::vector<std::string> trace;  // words for sluice-trace
   DoctorOptions doctor;
+  TuneOptions tune;
 };
 
 // The command line, or the exit status where nothing is left to do (help was printed, or the use was wrong and

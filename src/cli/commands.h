@@ -15,6 +15,7 @@ int doctor(const DoctorOptions& options);
 int bench_engine(const Config& config, const BenchEngineOptions& options);
 int bench_serve(const BenchServeOptions& options);
 int bench_simulate(const Config& config, const BenchSimulateOptions& options);
+int tune_command(const Config& config, const TuneOptions& options);
 int trace(const std::vector<std::string>& arguments);
 
 // "sluice: message" on stderr.

@@ -51,6 +51,9 @@ Status load_config_file(Config& config, const std::string& path);
 // "[a, b]", as the file would have it.
 Result<std::vector<std::string>> read_list(const std::string& text);
 
+// A key's value as set_key takes it: text as it is, a list as "[a, b]".
+std::string key_value(const Config& config, const Key& key);
+
 // Keys whose values differ.
 std::vector<const Key*> changed_keys(const Config& a, const Config& b);
 

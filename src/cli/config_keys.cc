@@ -412,6 +412,13 @@ Status set_key(Config& config, std::string_view name, const std::string& value) 
       fmt::format("unknown key '{}'{}", name, near.empty() ? "" : fmt::format("; did you mean '{}'?", near))};
 }
 
+std::string key_value(const Config& config, const Key& key) {
+  Config copy = config;  // a slot is a place to write to
+  const KeySlot slot = key.slot(copy);
+  if (const auto* text = std::get_if<std::string*>(&slot)) return **text;
+  return std::visit([](auto* v) { return shown(v); }, slot);
+}
+
 std::vector<const Key*> changed_keys(const Config& a, const Config& b) {
   Config left = a, right = b;  // a slot is a place to write to
   const auto value = [](const Key& key, Config& c) {

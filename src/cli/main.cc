@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "cli/commands.h"
+#include "tune/configuration.h"
 
 namespace sluice::cli {
 namespace {
@@ -19,7 +20,7 @@ LogLevel log_level(const std::string& name) {
   return LogLevel::info;
 }
 
-int dispatch(const CommandLine& line, std::function<Result<Config>()> reread) {
+int dispatch(const CommandLine& line, const std::string& words, std::function<Result<Config>()> reread) {
   switch (line.command) {
     case Command::serve: {
       ServeOptions options = line.serve;
@@ -44,6 +45,11 @@ int dispatch(const CommandLine& line, std::function<Result<Config>()> reread) {
       return bench_serve(line.bench_serve);
     case Command::trace:
       return trace(line.trace);
+    case Command::tune: {
+      TuneOptions options = line.tune;
+      options.words = words;
+      return tune_command(line.config, options);
+    }
     case Command::bench_simulate:
       return bench_simulate(line.config, line.bench_simulate);
   }
@@ -72,8 +78,10 @@ int main(int argc, char** argv) {
   set_log_level(log_level(line.config.log_level));
   set_log_json(line.config.log_json);
   try {
+    std::vector<std::string> words(argv, argv + argc);
+    words[0] = "sluice";
     const auto reread = [&] { return reread_settings(argc, argv); };
-    return flushed(dispatch(line, reread), 0);
+    return flushed(dispatch(line, tune::shell_line(words), reread), 0);
   } catch (const std::system_error& e) {  // fmt::print, when nothing more can be written
     return flushed(kExitFailure, e.code().value());
   }

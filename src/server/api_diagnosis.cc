@@ -36,6 +36,8 @@ void append_seen(JsonWriter& w, const Vitals& v) {
   w.key("steps").integer(s.steps).key("generated_tokens_s").number(v.generated_s);
   w.key("finished_s").number(v.finished_s).key("running").number(s.running).key("waiting").number(s.waiting);
   w.key("sequences_per_step").number(s.sequences).key("gap_share").number(s.gap_share());
+  w.key("bytes_s").number(s.bytes_s()).key("flops_s").number(s.flops_s());
+  w.key("peak_bytes_s").number(v.peaks.bytes_s).key("peak_flops_s").number(v.peaks.flops_s);
   append_share(w, "bandwidth_share", s.bytes_s(), v.peaks.bytes_s);
   append_share(w, "compute_share", s.flops_s(), v.peaks.flops_s);
   w.key("queue_ms_p95").number(v.queue_p95_ms).key("cpu_share").number(v.host.cpu_share);

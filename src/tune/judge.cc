@@ -1,0 +1,49 @@
+#include "tune/judge.h"
+
+#include <fmt/format.h>
+
+namespace sluice::tune {
+namespace {
+
+// Nearer than this, two misses of an SLO are the same.
+constexpr double kSameMiss = 1.05;
+
+std::string percent(double ratio) { return fmt::format("{:+.1f} %", 100 * (ratio - 1)); }
+
+bool faster_tail(const Figures& before, const Figures& after) {
+  return after.p95_ms.mean < before.p95_ms.mean &&
+         (after.p95_ms.high < before.p95_ms.low || (before.p95_at_least && !after.p95_at_least));
+}
+
+}  // namespace
+
+Verdict judge(const Measured& before, const Measured& after, const std::vector<Slo>& slo) {
+  const Figures &b = before.figures, &a = after.figures;
+  Verdict v;
+  v.qps_gain = ratio(a.qps_samples, b.qps_samples), v.tok_s_gain = ratio(a.tok_s_samples, b.tok_s_samples);
+  v.p95_gain = a.p95_ms.mean / b.p95_ms.mean;
+  if (!after.run.failure.empty()) return v.reason = after.run.failure, v;
+  if (a.failed > 0)
+    return v.reason = fmt::format("{} of {} requests failed", a.failed, a.failed + a.completed), v;
+  if (a.completed == 0) return v.reason = "no request was completed in the time there was", v;
+  if (b.completed == 0) return v.keep = true, v.reason = "nothing was completed before", v;
+  // A pair of windows in which nothing differs at all is no proof; ratio() then has no width.
+  const std::string change = fmt::format("{} requests/s ({} to {})", percent(v.qps_gain.mean),
+                                         percent(v.qps_gain.low), percent(v.qps_gain.high));
+  if (!slo.empty()) {
+    const double was = excess(slo, before.run, b), is = excess(slo, after.run, a);
+    if (is > 1 && is > was * kSameMiss) return v.reason = "further from the SLO: " + change, v;
+    if (was > 1 && is * kSameMiss < was) return v.keep = true, v.reason = "nearer to the SLO: " + change, v;
+  }
+  if (v.qps_gain.low > 1) return v.keep = true, v.reason = change, v;
+  if (v.qps_gain.high < 1) return v.reason = "slower: " + change, v;
+  if (faster_tail(b, a)) {
+    v.keep = true;
+    v.reason = fmt::format("p95 {} at about the same requests/s", percent(v.p95_gain));
+    return v;
+  }
+  v.reason = "within the noise: " + change;
+  return v;
+}
+
+}  // namespace sluice::tune

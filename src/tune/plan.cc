@@ -1,0 +1,155 @@
+#include "tune/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace sluice::tune {
+namespace {
+
+constexpr int kStartContext = 32768;
+constexpr const char* kWindowKeys[] = {"scheduler.window.max_batch_size", "scheduler.window.batch_timeout_ms",
+                                       "scheduler.window.min_trigger_interval_ms",
+                                       "scheduler.window.window_ms"};
+
+Step batching(const PlanWish& wish) {
+  const int batch = std::clamp(wish.concurrency > 0 ? wish.concurrency : 128, 1, 4096);
+  return {"batching",
+          "Dynamic batching",
+          {"batch-policy-mismatch"},
+          {{"windows of arrivals",
+            {{"scheduler.policy", "windowed"},
+             {"scheduler.window.max_batch_size", fmt::format("{}", batch)},
+             {"scheduler.window.batch_timeout_ms", "20"},
+             {"scheduler.window.min_trigger_interval_ms", "5"},
+             {"engine.max_sequences", fmt::format("{}", batch)}},
+            {},
+            ""}},
+          ""};
+}
+
+Step kv() {
+  return {"kv",
+          "KV cache: blocks when a token needs them, prefix cache",
+          {"kv-preallocation-waste", "kv-fragmentation", "kv-pool-too-small"},
+          {{"paged, prefix cache", {{"kv.allocation", "paged"}, {"kv.prefix_cache", "true"}}, {}, ""}},
+          ""};
+}
+
+Step weights(const PlanWish& wish, const std::string& model, const Place& place) {
+  Step step{"weights", "Weights of 4 bits", {"memory-bandwidth-bound"}, {}, ""};
+  if (wish.exact) {
+    step.nothing = "--exact: answers are to stay as they are";
+  } else if (place.weight_bits <= 4) {
+    step.nothing = "the model's weights have 4 bits already";
+  } else if (place.dummy) {
+    const std::string shape = model.substr(0, model.find(':', model.find(':') + 1));
+    step.variants.push_back({"4 bits (awq)", {}, {}, shape + ":awq"});
+    // Where many sequences share a step, arithmetic bounds it and not memory: eight bits halve both.
+    if (place.card) step.variants.push_back({"8 bits (fp8)", {}, {}, shape + ":fp8"});
+  } else if (!place.quantized_model.empty()) {
+    step.variants.push_back({"4 bits (awq)", {}, {}, place.quantized_model});
+  } else {
+    step.nothing = place.quantized_refusal;
+  }
+  return step;
+}
+
+Step kernels(const Place& place) {
+  Step step{"kernels", "Kernel fusion and recorded steps", {"host-bound", "graph-misses"}, {}, ""};
+  if (!place.card)
+    step.nothing = "a CPU has no recorded steps to replay";
+  else
+    step.variants.push_back(
+        {"fused, recorded", {{"engine.graphs", "true"}, {"gpu.fused_quantization", "true"}}, {}, ""});
+  return step;
+}
+
+Step scheduler(const PlanWish& wish) {
+  Step step{"scheduler",
+            "Continuous batching, precision of the KV cache",
+            {"batch-policy-mismatch", "long-prompt-interference", "queue-saturation"},
+            {},
+            ""};
+  Variant continuous{"continuous", {{"scheduler.policy", "continuous"}}, {}, ""};
+  for (const char* key : kWindowKeys) continuous.clear.emplace_back(key);
+  step.variants.push_back(continuous);
+  if (!wish.exact) {
+    continuous.name = "continuous, int8 KV";
+    continuous.set.push_back({"kv.precision", "int8"});
+    step.variants.push_back(continuous);
+  }
+  return step;
+}
+
+Step system(const Place& place) {
+  Step step{"system",
+            "Threads and admission",
+            {"door-bound", "cpu-scheduling-delay", "oversubscribed-cores"},
+            {},
+            ""};
+  if (place.cores < 4) {
+    step.nothing = fmt::format("{} cores leave no thread to add", place.cores);
+    return step;
+  }
+  step.variants.push_back(
+      {"network and text threads",
+       {{"server.network_threads", place.cores >= 8 ? "4" : "2"}, {"server.text_threads", "2"}},
+       {},
+       ""});
+  return step;
+}
+
+}  // namespace
+
+Configuration collapsed_start(const std::string& model, const Place& place) {
+  Configuration c{model, {}};
+  c.set("scheduler.policy", "serial");
+  c.set("kv.allocation", "contiguous_max_context");
+  c.set("kv.prefix_cache", "false");
+  c.set("engine.max_context", fmt::format("{}", std::min(place.context, kStartContext)));
+  if (place.card) {
+    c.set("engine.graphs", "false");
+    c.set("gpu.fused_quantization", "false");
+  }
+  return c;
+}
+
+Result<std::vector<std::string>> parse_order(const std::string& text) {
+  std::vector<std::string> order;
+  for (size_t at = 0; at < text.size();) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    const std::string name = text.substr(at, comma - at);
+    if (std::find(std::begin(kStepNames), std::end(kStepNames), name) == std::end(kStepNames))
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("--order: no step named '{}'; there are {}", name, fmt::join(kStepNames, ", "))};
+    if (std::find(order.begin(), order.end(), name) != order.end())
+      return Error{ErrorCode::kInvalidArgument, fmt::format("--order: '{}' twice", name)};
+    order.push_back(name);
+    at = comma + 1;
+  }
+  for (const std::string_view name : kStepNames)
+    if (std::find(order.begin(), order.end(), name) == order.end()) order.emplace_back(name);
+  return order;
+}
+
+std::vector<Step> plan_steps(const PlanWish& wish, const std::string& model, const Place& place) {
+  const std::vector<Step> known = {batching(wish),  kv(),         weights(wish, model, place), kernels(place),
+                                   scheduler(wish), system(place)};
+  std::vector<Step> steps;
+  for (const std::string& name : wish.order) {
+    const auto step = std::find_if(known.begin(), known.end(), [&](const Step& s) { return s.name == name; });
+    CHECK(step != known.end());
+    steps.push_back(*step);
+  }
+  return steps;
+}
+
+Configuration with(Configuration configuration, const Variant& variant) {
+  for (const std::string& key : variant.clear) configuration.clear(key);
+  for (const Setting& s : variant.set) configuration.set(s.key, s.value);
+  if (!variant.model.empty()) configuration.model = variant.model;
+  return configuration;
+}
+
+}  // namespace sluice::tune
