@@ -71,3 +71,19 @@ def test_what_needs_a_restart_is_named(start, tmp_path):
     server.signal(signal.SIGHUP)
     assert "needs a restart: engine.max_queue" in log_of(server)
     assert "target_itl_ms: automatic -> 25 ms" in log_of(server)
+
+
+def test_traffic_changes_while_a_request_runs(start, tmp_path):
+    config = tmp_path / "sluice.yaml"
+    config.write_text("traffic:\n  limit:\n    mode: 'off'\n")
+    server = start(SMOLLM2, "--config", config)
+    stream = server.stream("/v1/completions", {**LONG, "stream": True})
+    events = stream.events()
+    next(events)
+    config.write_text("traffic:\n  keys:\n    requests_per_minute: 1\n")
+    server.signal(signal.SIGHUP)
+    assert "traffic.keys.requests_per_minute" in log_of(server)
+    assert server.post("/v1/completions", {**LONG, "max_tokens": 3})[0] == 200
+    status, error = server.post("/v1/completions", {**LONG, "max_tokens": 3})
+    assert (status, error["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert [*events][-1] == "[DONE]", "who runs is left alone"

@@ -15,19 +15,28 @@ void refuse(const Error& error) {
 
 bool is_live(std::string_view key) {
   return key.starts_with("scheduler.") || key.starts_with("inference.dynamic_batching.") ||
-         key == "engine.mixed_prompt_tokens";
+         key == "engine.mixed_prompt_tokens" || key.starts_with("traffic.");
 }
 
 void Reload::apply(Engine& engine) {
   const Result<Config> read = reread_();
   if (!read) return refuse(read.error());
-  std::string fixed;
-  for (const Key* key : changed_keys(running_, *read))
-    if (!is_live(key->name)) fixed += (fixed.empty() ? "" : ", ") + std::string(key->name);
+  std::string fixed, traffic;
+  for (const Key* key : changed_keys(running_, *read)) {
+    const std::string_view name = key->name;
+    if (!is_live(name)) fixed += (fixed.empty() ? "" : ", ") + std::string(name);
+    if (name.starts_with("traffic.")) traffic += (traffic.empty() ? "" : ", ") + std::string(name);
+  }
   const Result<std::string> changed = engine.reschedule(read->model.engine);
   if (!changed) return refuse(changed.error());
   if (!fixed.empty()) LOG(warn, "reload: changed, but needs a restart: {}", fixed);
-  LOG(info, "reload: {}", changed->empty() ? "no change" : *changed);
+  if (!traffic.empty()) {
+    set_traffic_(read->server.traffic);
+    running_.server.traffic = read->server.traffic;
+  }
+  std::string all = *changed;
+  if (!traffic.empty()) all += (all.empty() ? "" : "; ") + traffic;
+  LOG(info, "reload: {}", all.empty() ? "no change" : all);
   if (const std::string idle = without_effect(read->model.engine); !idle.empty()) LOG(warn, "reload: {}", idle);
   EngineConfig& engine_config = running_.model.engine;
   engine_config.batching = read->model.engine.batching;

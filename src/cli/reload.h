@@ -15,14 +15,17 @@ bool is_live(std::string_view key);
 
 class Reload {
  public:
-  // `reread`: the settings as they stand now, or why they are refused.
-  Reload(Config running, std::function<Result<Config>()> reread)
-      : running_(std::move(running)), reread_(std::move(reread)) {}
+  using SetTraffic = std::function<void(const TrafficSettings&)>;
+  // `reread`: the settings as they stand now, or why they are refused. `set_traffic`: the server's; called
+  // where `traffic` has changed.
+  Reload(Config running, std::function<Result<Config>()> reread, SetTraffic set_traffic)
+      : running_(std::move(running)), reread_(std::move(reread)), set_traffic_(std::move(set_traffic)) {}
   void apply(Engine& engine);
 
  private:
   Config running_;
   std::function<Result<Config>()> reread_;
+  SetTraffic set_traffic_;
 };
 
 }  // namespace sluice::cli

@@ -31,7 +31,7 @@ class NotingEngine final : public Engine {
 
 TEST(Reload, WhatChangesIsHandedOn) {
   Config read;
-  Reload reload(Config(), [&] { return Result<Config>(read); });
+  Reload reload(Config(), [&] { return Result<Config>(read); }, {});
   NotingEngine engine;
   read.model.engine.scheduling.target_itl_ms = 20;
   read.server.port = 1;  // needs a restart, and keeps nothing else back
@@ -45,7 +45,7 @@ TEST(Reload, WhatChangesIsHandedOn) {
 
 TEST(Reload, WhatIsRefusedChangesNothing) {
   Result<Config> read = Error{ErrorCode::kInvalidArgument, "sluice.yaml:1: no"};
-  Reload reload(Config(), [&] { return read; });
+  Reload reload(Config(), [&] { return read; }, {});
   NotingEngine engine;
   reload.apply(engine);
   Config wrong;
@@ -55,9 +55,26 @@ TEST(Reload, WhatIsRefusedChangesNothing) {
   EXPECT_TRUE(engine.changes.empty());
 }
 
+TEST(Reload, TrafficIsHandedToTheServerWhereItChanged) {
+  Config read;
+  std::vector<TrafficSettings> given;
+  Reload reload(
+      Config(), [&] { return Result<Config>(read); },
+      [&](const TrafficSettings& settings) { given.push_back(settings); });
+  NotingEngine engine;
+  reload.apply(engine);
+  read.server.traffic.keys.requests_per_minute = 5;
+  reload.apply(engine);
+  reload.apply(engine);
+  ASSERT_EQ(given.size(), 1u);
+  EXPECT_EQ(given[0], read.server.traffic);
+}
+
 TEST(Reload, TheKeysThatAreLive) {
   int live = 0;
-  for (const Key& key : config_keys()) live += is_live(key.name);
+  for (const Key& key : config_keys())
+    live += is_live(key.name) && !std::string_view(key.name).starts_with("traffic.");
+  EXPECT_TRUE(is_live("traffic.limit.mode"));
   EXPECT_EQ(live, 13) << "docs/scheduling.md lists them";
   EXPECT_FALSE(is_live("engine.max_sequences"));
 }

@@ -158,7 +158,7 @@ int serve(const Config& config, const ServeOptions& options) {
   log_decided(model.engine().info(), config, seconds(now_ns() - begin));
   print_ready(config, model, server.port());
 
-  Reload reload(config, options.reread);
+  Reload reload(config, options.reread, [&](const TrafficSettings& settings) { server.set_traffic(settings); });
   while (Signals::count() == 0) {
     if (Signals::take_hangup())
       reload.apply(model.engine());

@@ -17,7 +17,10 @@ HttpHeaders Cors::headers(const HttpRequest& request) const {
   if (!all()) out.emplace_back("Vary", "Origin");
   if (!lets_in(origin)) return out;
   out.emplace_back("Access-Control-Allow-Origin", all() ? std::string("*") : std::string(origin));
-  out.emplace_back("Access-Control-Expose-Headers", "X-Request-Id, Request-Id, Retry-After, X-Sluice-Ignored");
+  out.emplace_back("Access-Control-Expose-Headers",
+                   "X-Request-Id, Request-Id, Retry-After, X-Sluice-Ignored, X-Sluice-Degraded, "
+                   "X-Ratelimit-Limit-Requests, X-Ratelimit-Remaining-Requests, X-Ratelimit-Reset-Requests, "
+                   "X-Ratelimit-Limit-Tokens, X-Ratelimit-Remaining-Tokens, X-Ratelimit-Reset-Tokens");
   return out;
 }
 

@@ -85,6 +85,7 @@ void Generation::start(std::shared_ptr<HttpExchange> exchange, ServedModel& mode
     self->cancel_all();
     if (status.error().code == ErrorCode::kResourceExhausted) meters().rejected.add();
     self->refuse(api_error(status.error()));
+    self->plan_.permit.end();
     return;
   }
   meters().started.add();
@@ -191,6 +192,7 @@ bool Generation::pump_choice(Running& running) {
   while (!choice.ended() && running.stream->pop(event)) {
     any = true;
     account_.token(size_t(choice.index()), event);
+    plan_.permit.first_token(event.time);
     if (event.finish != FinishReason::none) running.drained = true;
     if (!choice.push(event)) continue;
     account_.choice_ended(size_t(choice.index()), finish_name(choice.finish()));
@@ -225,6 +227,7 @@ void Generation::open_stream() {
 
 void Generation::finish_answer() {
   over_ = true;
+  release();
   meters().completed.add();
   log_end("completed");
   if (plan_.options.stream) {
@@ -252,6 +255,7 @@ void Generation::finish_answer() {
 
 void Generation::fail(const ApiError& error, const char* reason) {
   over_ = true;
+  release();
   cancel_all();
   if (error.error.code == ErrorCode::kDeadlineExceeded)
     meters().deadline.add();
@@ -277,6 +281,7 @@ int Generation::respond_error(const ApiError& error) {
   HttpResponse response = error_response(error);
   const int status = response.status;
   account_.opened(status);
+  if (status == 429 && plan_.permit) set_retry_after(response, plan_.permit.retry_after_s());
   style_error(response, format_->error_style(), plan_.request_id);
   exchange_->respond(std::move(response));
   return status;
@@ -298,6 +303,7 @@ void Generation::on_gone(const char* why) {
   account_.close(now_ns());
   if (over_) return;
   over_ = true;
+  release();
   cancel_all();
   (std::string_view(why) == "write_timeout" ? meters().write_timeout : meters().left).add();
   log_end(why);
@@ -305,6 +311,11 @@ void Generation::on_gone(const char* why) {
 
 void Generation::on_shutdown() {
   if (!over_) fail(failure(FinishReason::cancelled), "shutdown");
+}
+
+void Generation::release() {
+  plan_.permit.generated(usage().completion_tokens);
+  plan_.permit.end();
 }
 
 void Generation::cancel_all() {

@@ -21,6 +21,7 @@
 #include "server/http.h"
 #include "server/http_error.h"
 #include "server/request_members.h"
+#include "server/traffic/admission.h"
 
 namespace sluice {
 
@@ -52,6 +53,7 @@ struct GenerationPlan {
   std::string_view route;           // of the API, as the router has it
   TraceContext trace;               // false: it has none
   std::shared_ptr<RequestLog> log;  // where its account goes; null: nowhere
+  Permit permit;                    // of the gates; what holds its place until it has its first token
 };
 
 struct Usage {
@@ -132,6 +134,7 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
   int respond_error(const ApiError& error);  // the status
   void refuse(const ApiError& error);
   void cancel_all();
+  void release();  // its place, and what it was charged for and did not take
   Usage usage() const;
   Timings timings(const Running& running) const;
   void about_to_send(size_t bytes) const;  // for who looks from outside

@@ -35,7 +35,8 @@ struct HttpResponse {
   std::string content_type = "application/json";
   HttpHeaders headers;  // besides Content-Type, Content-Length, Connection, Date
   std::string body;
-  std::string error{};  // of an error: its message alone, for APIs that word errors in a shape of their own
+  std::string error{};    // of an error: its message alone, for APIs that word errors in a shape of their own
+  bool own_rate = false;  // of a 429: the client's own rate is used up, the server may be idle
 };
 
 // Hears of what happens to an exchange. All calls come on the connection's thread.

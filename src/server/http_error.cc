@@ -109,6 +109,11 @@ HttpResponse error_response(const ApiError& e) {
   return error_response(http_status(e.error.code), e.error.message, e.error.field, e.code);
 }
 
+void set_retry_after(HttpResponse& response, int seconds) {
+  std::erase_if(response.headers, [](const auto& header) { return header.first == "Retry-After"; });
+  response.headers.emplace_back("Retry-After", std::to_string(seconds));
+}
+
 namespace {
 
 const char* anthropic_type(int status) {
@@ -121,6 +126,8 @@ const char* anthropic_type(int status) {
       return "not_found_error";
     case 413:
       return "request_too_large";
+    case 429:
+      return "rate_limit_error";
     case 504:
       return "timeout_error";
     case 529:
@@ -134,9 +141,8 @@ const char* anthropic_type(int status) {
 
 void style_error(HttpResponse& response, ErrorStyle style, std::string_view request_id) {
   if (style == ErrorStyle::openai || response.error.empty()) return;
-  // A 429 here means that the queue is full, which is not this client's doing: "overloaded" in Anthropic's
-  // words.
-  if (response.status == 503 || response.status == 429) response.status = 529;
+  // A 429 of the server's load is not this client's doing: "overloaded" in Anthropic's words.
+  if (response.status == 503 || (response.status == 429 && !response.own_rate)) response.status = 529;
   response.body.clear();
   JsonWriter w(response.body);
   w.begin_object().key("type").string("error").key("error").begin_object();

@@ -28,11 +28,13 @@ std::string error_json(const ApiError& error);
 HttpResponse error_response(int status, std::string_view message, std::string_view param = {},
                             std::string_view code = {});
 HttpResponse error_response(const ApiError& error);
+void set_retry_after(HttpResponse& response, int seconds);
 
 // How an API words its errors.
 enum class ErrorStyle : uint8_t {
   openai,
-  anthropic,  // {"type":"error","error":{type,message},"request_id"}, and 529 where others say 429 or 503
+  anthropic,  // {"type":"error","error":{type,message},"request_id"}, and 529 where others say 503, or 429 for
+              // load
 };
 // Rewords what error_response made; leaves any other answer alone.
 void style_error(HttpResponse& response, ErrorStyle style, std::string_view request_id);

@@ -81,7 +81,7 @@ std::string generation_paths() {
   const std::string failing =
       failures("Error", {"400", "401", "404", "408", "413", "415", "429", "431", "500", "503", "504"});
   const std::string messages_failing =
-      failures("MessagesError", {"400", "401", "404", "408", "413", "415", "431", "500", "504", "529"});
+      failures("MessagesError", {"400", "401", "404", "408", "413", "415", "429", "431", "500", "504", "529"});
   const auto generation = [&](std::string_view summary, const char* request, const char* whole) {
     return take(summary, schema(request), answer("The answer.", events(schema(whole)), failing));
   };
@@ -180,7 +180,7 @@ constexpr Failure kFailures[] = {
     {"408", "The request came too slowly."},
     {"413", "The body is too long."},
     {"415", "The body is compressed."},
-    {"429", "The queue is full."},
+    {"429", "The queue is full, or a limit was reached; Retry-After says when to come again."},
     {"431", "The head is too long."},
     {"500", "A fault of the server."},
     {"501", "An unknown transfer coding."},

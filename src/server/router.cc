@@ -119,7 +119,7 @@ std::string clean_request_id(std::string_view header) {
 
 Router::Router(const ServerConfig& config, ApiKeys keys, std::unique_ptr<Tracer> tracer)
     : config_(config),
-      keys_(std::move(keys)),
+      gates_(std::move(keys), config.traffic),
       cors_(config.cors_origins),
       responses_(config.response_store_bytes),
       tracer_(std::move(tracer)),
@@ -200,8 +200,8 @@ void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExcha
   if (found->prepare != nullptr) begin_trace(*found, request, *exchange, caller);
   if (ApiFailure failure = check_single_headers(request))
     return respond(exchange, error_response(*failure), caller);
-  if (!keys_.empty()) caller.tenant = uint32_t(keys_.find(request));
-  if (!found->open && !keys_.empty() && caller.tenant == 0) {
+  caller.tenant = gates_.identify(request);
+  if (!found->open && !gates_.is_open() && caller.tenant == 0) {
     return respond(
         exchange,
         error_response(401, "A valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY."),
@@ -393,6 +393,9 @@ void Router::finish_job(const std::shared_ptr<TextJob>& job) {
   try {
     if (job->failure) return respond(job->exchange, error_response(*job->failure), job->caller);
     if (job->route.prepare == nullptr) return respond(job->exchange, std::move(job->response), job->caller);
+    const int context = job->call.model.engine().info().context;
+    if (auto refused = gates_.admit(job->prepared.plan, context, *job->exchange))
+      return respond(job->exchange, *std::move(refused), job->caller);
     for (const auto& [name, value] : headers_of(job->prepared.plan.options))
       job->exchange->add_header(name, value);
     Generation::start(job->exchange, job->call.model, std::move(job->prepared.plan),

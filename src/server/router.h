@@ -9,8 +9,8 @@
 
 #include "observe/tracer.h"
 #include "server/api.h"
-#include "server/api_keys.h"
 #include "server/cors.h"
+#include "server/gates.h"
 #include "server/http.h"
 #include "server/live_feed.h"
 #include "server/response_store.h"
@@ -33,6 +33,7 @@ class Router final : public HttpHandler {
   void set_loading(const std::string& phase, double fraction);
   void serve_model(ServedModel& model);
   void set_draining();
+  void set_traffic(const TrafficSettings& settings) { gates_.configure(settings); }
   // Before serve_model.
   void set_live_sources(LiveSources sources) { live_.set_sources(std::move(sources)); }
   // Of all answers: nothing is finished after it.
@@ -91,7 +92,7 @@ class Router final : public HttpHandler {
   std::string_view model_name() const;
 
   const ServerConfig config_;
-  const ApiKeys keys_;
+  Gates gates_;
   const Cors cors_;
   ResponseStore responses_;
   const std::shared_ptr<Tracer> tracer_;  // log_ holds it too

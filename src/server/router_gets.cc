@@ -105,7 +105,9 @@ HttpResponse Router::get_models(const HttpRequest&) {
   return response;
 }
 
-HttpResponse Router::get_requests(const HttpRequest& request) { return requests_page(request, *log_, keys_); }
+HttpResponse Router::get_requests(const HttpRequest& request) {
+  return requests_page(request, *log_, gates_.keys());
+}
 
 HttpResponse Router::get_diagnosis(const HttpRequest& request) {
   if (model_.load(std::memory_order_acquire) == nullptr) return not_ready();
@@ -143,13 +145,13 @@ HttpResponse no_such_response() {
 }  // namespace
 
 HttpResponse Router::get_response(const HttpRequest& request) {
-  const auto stored = responses_.find(response_id(request), uint32_t(keys_.find(request)));
+  const auto stored = responses_.find(response_id(request), gates_.identify(request));
   return stored == nullptr ? no_such_response() : json_response(stored->response);
 }
 
 HttpResponse Router::delete_response(const HttpRequest& request) {
   const std::string_view id = response_id(request);
-  if (!responses_.erase(id, uint32_t(keys_.find(request)))) return no_such_response();
+  if (!responses_.erase(id, gates_.identify(request))) return no_such_response();
   HttpResponse response;
   JsonWriter w(response.body);
   w.begin_object()

@@ -26,6 +26,7 @@ class ServerImpl final : public Server {
   int port() const override { return network_->port(); }
   void set_loading(const std::string& phase, double fraction) override { router_.set_loading(phase, fraction); }
   void serve_model(ServedModel& model) override { router_.serve_model(model); }
+  void set_traffic(const TrafficSettings& settings) override { router_.set_traffic(settings); }
   void set_live_sources(LiveSources sources) override { router_.set_live_sources(std::move(sources)); }
 
   void drain(TimeNs deadline) override {

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/result.h"
 #include "observe/tracing_settings.h"
+#include "server/traffic/traffic_settings.h"
 
 namespace sluice {
 
@@ -45,6 +46,7 @@ struct ServerConfig {
   int max_prompts = 256;      // prompts of one completions request
   int max_completions = 256;  // prompts x n of one request
   TracingSettings tracing;
+  TrafficSettings traffic;
 };
 
 class Server {
@@ -57,6 +59,8 @@ class Server {
   virtual void set_loading(const std::string& phase,
                            double fraction) = 0;     // what /ready and 503s say meanwhile
   virtual void serve_model(ServedModel& model) = 0;  // from now on /ready is 200
+  // From the next request on.
+  virtual void set_traffic(const TrafficSettings& settings) = 0;
   // For the live numbers and the diagnosis. Before serve_model.
   virtual void set_live_sources(LiveSources sources) = 0;
   // /ready goes 503, streams finish until `deadline`, connections close, threads join.
