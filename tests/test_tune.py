@@ -2,6 +2,7 @@
 one measures less, and says so."""
 import json
 import math
+import random
 import re
 import signal
 import socket
@@ -157,6 +158,22 @@ def test_an_interruption_keeps_what_was_measured(tmp_path):
     assert process.returncode in (1, 130)
     assert "interrupted before the start was measured" in said or (folder / "result.json").exists()
     assert tune(folder, "--budget", "0.1s").returncode == 0  # and it goes on
+
+
+def test_four_bit_weights_are_made_of_a_real_model(tmp_path):
+    for name, seed in (("calibration", 1), ("judged", 2)):
+        draw = random.Random(seed)
+        (tmp_path / f"{name}.txt").write_text(" ".join("".join(draw.choices("abcdefghijklmnop", k=draw.randint(2, 9))) for _ in range(900)))
+    flags = ["--calibration", tmp_path / "calibration.txt", "--eval-data", tmp_path / "judged.txt"]
+    done = tune(tmp_path / "small", "--budget", "0.1s", *flags)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "small" / "awq" / "config.json").exists()
+    result = json.loads((tmp_path / "small" / "result.json").read_text())
+    assert re.match(r"perplexity [0-9.]+, mean KL [0-9.]+ nats", result["accuracy"])
+    weights = next(s for s in result["steps"] if s["name"] == "weights")
+    assert "budget" in weights["reason"]  # there is something to try, and no time for it
+    exact = tune(tmp_path / "exact", "--budget", "0.1s", "--exact", *flags)
+    assert exact.returncode == 0 and not (tmp_path / "exact" / "awq").exists()
 
 
 def test_two_sessions_in_one_folder_are_refused(tmp_path):

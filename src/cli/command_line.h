@@ -127,8 +127,9 @@ struct TuneOptions {
   int input_tokens = 512, output_tokens = 128, shared_prefix = 0;
   std::string trace;  // a file of requests, instead
   std::string slo, order;
-  bool exact = false;        // only what leaves the answers as they are
-  bool from_config = false;  // start from the user's settings, not from the collapsed ones
+  std::string calibration, eval_data;  // text files: to make 4-bit weights with, to judge them by
+  bool exact = false;                  // only what leaves the answers as they are
+  bool from_config = false;            // start from the user's settings, not from the collapsed ones
   double budget_s = 600;
   std::string budget = "10m";
   int port = 0;  // of the servers that are measured; 0: any free one

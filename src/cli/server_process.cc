@@ -34,15 +34,38 @@ std::string url_in(const std::string& line) {
   return begin == std::string::npos ? "" : line.substr(begin, line.find_first_of(" \n", begin) - begin);
 }
 
-// Between fork and exec: nothing but system calls.
-[[noreturn]] void become_server(const std::vector<char*>& argv, int out, int log, pid_t parent) {
-  setpgid(0, 0);
-  prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (getppid() != parent) _exit(1);
-  dup2(out, STDOUT_FILENO);
-  dup2(log, STDERR_FILENO);
-  execv("/proc/self/exe", argv.data());
-  _exit(127);
+struct Child {
+  std::vector<std::string> words;  // behind the program's name
+  int log = -1;                    // where its standard error goes; -1: to ours
+  bool own_group = false;
+};
+
+// Its process id, and in `out` the reading end of its standard output.
+Result<pid_t> spawn(const Child& child, int& out) {
+  std::vector<std::string> all = {"sluice"};
+  all.insert(all.end(), child.words.begin(), child.words.end());
+  std::vector<char*> argv;
+  for (std::string& word : all) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return Error{ErrorCode::kIo, std::strerror(errno)};
+  const pid_t parent = getpid(), pid = fork();
+  if (pid == 0) {  // nothing but system calls from here on
+    if (child.own_group) setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent) _exit(1);
+    dup2(ends[1], STDOUT_FILENO);
+    if (child.log >= 0) dup2(child.log, STDERR_FILENO);
+    execv("/proc/self/exe", argv.data());
+    _exit(127);
+  }
+  close(ends[1]);
+  if (pid < 0) {
+    close(ends[0]);
+    return Error{ErrorCode::kIo, fmt::format("fork: {}", std::strerror(errno))};
+  }
+  out = ends[0];
+  return pid;
 }
 
 }  // namespace
@@ -50,27 +73,15 @@ std::string url_in(const std::string& line) {
 Result<std::unique_ptr<ServerProcess>> ServerProcess::start(const std::vector<std::string>& words,
                                                             const std::string& log_path,
                                                             const std::function<bool()>& is_cancelled) {
-  std::vector<std::string> all = {"sluice", "serve"};
-  all.insert(all.end(), words.begin(), words.end());
-  std::vector<char*> argv;
-  for (std::string& word : all) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  int out[2];
   const int log = open(log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (log < 0) return Error{ErrorCode::kIo, fmt::format("{}: {}", log_path, std::strerror(errno))};
-  if (pipe2(out, O_CLOEXEC) != 0) {
-    close(log);
-    return Error{ErrorCode::kIo, std::strerror(errno)};
-  }
-  const pid_t parent = getpid(), pid = fork();
-  if (pid == 0) become_server(argv, out[1], log, parent);
+  Child child{.words = {"serve"}, .log = log, .own_group = true};
+  child.words.insert(child.words.end(), words.begin(), words.end());
+  int out = -1;
+  const Result<pid_t> pid = spawn(child, out);
   close(log);
-  close(out[1]);
-  if (pid < 0) {
-    close(out[0]);
-    return Error{ErrorCode::kIo, fmt::format("fork: {}", std::strerror(errno))};
-  }
-  std::unique_ptr<ServerProcess> server(new ServerProcess(pid, out[0], log_path));
+  if (!pid) return pid.error();
+  std::unique_ptr<ServerProcess> server(new ServerProcess(*pid, out, log_path));
   if (Status ready = server->wait_ready(is_cancelled); !ready) return std::move(ready).error();
   return server;
 }
@@ -109,6 +120,25 @@ ServerProcess::~ServerProcess() {
     poll(nullptr, 0, 5);
   }
   close(out_);
+}
+
+Result<std::string> run_self(const std::vector<std::string>& words) {
+  int out = -1, status = 0;
+  const Result<pid_t> pid = spawn({.words = words}, out);
+  if (!pid) return pid.error();
+  std::string said;
+  char buffer[4096];
+  for (ssize_t got; (got = read(out, buffer, sizeof buffer)) != 0;) {
+    if (got > 0)
+      said.append(buffer, size_t(got));
+    else if (errno != EINTR)
+      break;
+  }
+  close(out);
+  while (waitpid(*pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return said;
+  return Error{ErrorCode::kInternal, fmt::format("sluice {} failed", words.empty() ? "" : words[0])};
 }
 
 }  // namespace sluice::cli

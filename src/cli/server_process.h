@@ -1,4 +1,5 @@
-// A `sluice serve` of this very binary as a child process: started, waited for, ended.
+// This very binary as a child process: a `sluice serve` that is started, waited for and ended, or a command
+// that is run.
 #pragma once
 
 #include <sys/types.h>
@@ -39,5 +40,9 @@ class ServerProcess {
   std::string log_path_, said_, url_;
   bool reaped_ = false;
 };
+
+// Runs `sluice WORDS` to its end and returns what it printed; its standard error is ours, and Ctrl-C reaches it
+// too. Error: it failed.
+Result<std::string> run_self(const std::vector<std::string>& words);
 
 }  // namespace sluice::cli

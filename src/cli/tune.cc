@@ -14,6 +14,8 @@
 #include <thread>
 
 #include "cli/commands.h"
+#include "cli/json_number.h"
+#include "cli/server_process.h"
 #include "cli/signals.h"
 #include "cli/traffic_flags.h"
 #include "cli/tune_rig.h"
@@ -78,7 +80,7 @@ tune::Configuration start_of(const Config& config, const TuneOptions& options, c
   return start;
 }
 
-Result<tune::Place> place_of(const Config& config, const Checkpoint& checkpoint) {
+tune::Place place_of(const Config& config, const Checkpoint& checkpoint) {
   tune::Place place;
   place.card = on_card(config.model.device);
   place.cores = std::max(1, int(std::thread::hardware_concurrency()));
@@ -86,6 +88,39 @@ Result<tune::Place> place_of(const Config& config, const Checkpoint& checkpoint)
   place.dummy = config.model.path.starts_with(kDummyPrefix);
   place.weight_bits = weight_bits(checkpoint);
   return place;
+}
+
+// 4-bit weights of a real model, made once in a folder; and what they cost, in words.
+Status make_small(const Config& config, const TuneOptions& options, tune::Place& place, std::string& accuracy) {
+  if (options.exact || place.dummy || place.weight_bits <= 4) return {};
+  if (options.calibration.empty()) {
+    place.quantized_refusal = "4-bit weights need a text to measure activations on: --calibration FILE";
+    return {};
+  }
+  const std::string out = options.out + "/awq";
+  if (!std::filesystem::exists(out + "/config.json")) {
+    fmt::print(stderr, "4-bit weights are made in {}\n", out);
+    std::vector<std::string> words = {
+        "quantize",      config.model.path,  "-o", out, "--method", "awq", "--targets", "mlp",
+        "--calibration", options.calibration};
+    if (!options.eval_data.empty()) words.insert(words.end(), {"--eval-data", options.eval_data});
+    if (const auto made = run_self(words); !made) return made.error();
+  }
+  place.quantized_model = out;
+  if (options.eval_data.empty()) {
+    accuracy = "not judged (--eval-data FILE)";
+    return {};
+  }
+  const auto judged = run_self(
+      {"eval", out, "--baseline", config.model.path, "--data", options.eval_data, "--batch", "0", "--json"});
+  if (!judged) return judged.error();
+  const auto json = JsonDocument::parse(*judged);
+  if (!json) return Error{ErrorCode::kInternal, "sluice eval: " + json.error().message};
+  const JsonView found = json->root();
+  accuracy = fmt::format("perplexity {:.3f}, mean KL {:.4f} nats, the same likeliest token for {:.1f} %",
+                         number_of(found, "perplexity"), number_of(found, "mean_kl"),
+                         100 * number_of(found, "top1_agreement"));
+  return {};
 }
 
 Result<TuneLoad> load_of(const TuneOptions& options, const Checkpoint& checkpoint, int context) {
@@ -145,14 +180,12 @@ struct Prepared {
   std::vector<int> long_contexts;
 };
 
+// All that can be refused without touching anything.
 Result<Prepared> prepare(const Config& config, const TuneOptions& options) {
   Prepared p;
   auto checkpoint = open_checkpoint(config.model.path);
   if (!checkpoint) return std::move(checkpoint).error();
-  Result<tune::Place> place = place_of(config, **checkpoint);
-  if (!place) return std::move(place).error();
-  p.place = *place;
-  p.wish.start = start_of(config, options, p.place);
+  p.place = place_of(config, **checkpoint);
   const int context = config.model.engine.max_context ? config.model.engine.max_context : p.place.context;
   Result<TuneLoad> load = load_of(options, **checkpoint, context);
   if (!load) return std::move(load).error();
@@ -162,11 +195,10 @@ Result<Prepared> prepare(const Config& config, const TuneOptions& options) {
   Result<std::vector<std::string>> order = tune::parse_order(options.order);
   if (!order) return std::move(order).error();
   p.facts.order = *order, p.facts.slo = p.wish.slo = *slo;
-  const tune::PlanWish plan{options.exact, p.load.trace ? 0 : options.concurrency, *order};
-  p.wish.steps = tune::plan_steps(plan, config.model.path, p.place);
+  p.wish.start = start_of(config, options, p.place);
   p.wish.budget_s = p.facts.budget_s = options.budget_s;
   for (const int tokens : options.long_contexts)
-    if (tokens <= std::min(context, p.place.context)) p.long_contexts.push_back(tokens);
+    if (tokens > 0 && tokens <= std::min(context, p.place.context)) p.long_contexts.push_back(tokens);
   p.wish.long_contexts = !p.long_contexts.empty();
   p.facts.model = config.model.path, p.facts.load = p.load.describe();
   p.facts.load_command = p.load.command(), p.facts.command = options.words;
@@ -183,6 +215,11 @@ int tune_command(const Config& config, const TuneOptions& options) {
   }
   const Result<int> lock = lock_folder(options.out);
   if (!lock) return failure(lock.error());
+  if (Status made = make_small(config, options, prepared->place, prepared->facts.accuracy); !made)
+    return failure(made.error());
+  const tune::PlanWish plan{options.exact, prepared->load.trace ? 0 : options.concurrency,
+                            prepared->facts.order};
+  prepared->wish.steps = tune::plan_steps(plan, config.model.path, prepared->place);
   std::signal(SIGPIPE, SIG_IGN);
   Signals signals(Signals::Watch::both);
   TuneRig rig(options.out, prepared->load, options.port, prepared->long_contexts, prepared->wish.slo);

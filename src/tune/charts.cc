@@ -10,7 +10,7 @@ namespace sluice::tune {
 namespace {
 
 constexpr int kRow = 26;      // pixels
-constexpr double kWide = 78;  // percent of a chart that bars may take; the rest is for words behind them
+constexpr double kWide = 64;  // percent of a chart that bars may take; the rest is for words behind them
 
 std::string text(double x_percent, double y, const std::string& anchor, std::string_view words) {
   return fmt::format(R"(<text x="{:.2f}%" y="{:.1f}" text-anchor="{}">{}</text>)", x_percent, y, anchor,

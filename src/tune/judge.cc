@@ -15,12 +15,19 @@ bool faster_tail(const Figures& before, const Figures& after) {
          (after.p95_ms.high < before.p95_ms.low || (before.p95_at_least && !after.p95_at_least));
 }
 
+// The interval as wide as the windows say, around what all of them together came to.
+Estimate gain(const Estimate& after, const Estimate& before, const Estimate& by_windows) {
+  const double r = after.mean / before.mean, shift = r - by_windows.mean;
+  return {r, by_windows.low + shift, by_windows.high + shift, by_windows.samples};
+}
+
 }  // namespace
 
 Verdict judge(const Measured& before, const Measured& after, const std::vector<Slo>& slo) {
   const Figures &b = before.figures, &a = after.figures;
   Verdict v;
-  v.qps_gain = ratio(a.qps_samples, b.qps_samples), v.tok_s_gain = ratio(a.tok_s_samples, b.tok_s_samples);
+  v.qps_gain = gain(a.qps, b.qps, ratio(a.qps_samples, b.qps_samples));
+  v.tok_s_gain = gain(a.tok_s, b.tok_s, ratio(a.tok_s_samples, b.tok_s_samples));
   v.p95_gain = a.p95_ms.mean / b.p95_ms.mean;
   if (!after.run.failure.empty()) return v.reason = after.run.failure, v;
   if (a.failed > 0)

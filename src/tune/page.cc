@@ -34,8 +34,8 @@ rect.kept{fill:var(--kept)}rect.dropped{fill:var(--dropped)}rect.start{fill:var(
 .key.dot0{--k:var(--c0)}.key.dot1{--k:var(--c1)}.key.dot2{--k:var(--c2)}
 .part0{fill:#4e79a7;--k:#4e79a7}.part1{fill:#f28e2b;--k:#f28e2b}.part2{fill:#59a14f;--k:#59a14f}.part3{fill:#e15759;--k:#e15759}.part4{fill:#76b7b2;--k:#76b7b2}
 .part5{fill:#edc948;--k:#edc948}.part6{fill:#b07aa1;--k:#b07aa1}.part7{fill:#9c755f;--k:#9c755f}.part8{fill:#8d99a6;--k:#8d99a6}
-.columns{display:grid;grid-template-columns:repeat(auto-fit,minmax(260px,1fr));gap:18px}
-pre{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 12px;overflow-x:auto;font:12.5px/1.5 ui-monospace,'DejaVu Sans Mono',monospace;margin:4px 0 10px}
+.columns{display:grid;grid-template-columns:repeat(auto-fit,minmax(260px,1fr));gap:18px;align-items:end}
+pre{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 12px;white-space:pre-wrap;overflow-wrap:anywhere;font:12.5px/1.5 ui-monospace,'DejaVu Sans Mono',monospace;margin:4px 0 10px}
 .finding{border-left:3px solid var(--line);padding:2px 0 2px 10px;margin:6px 0}.finding.removed{border-color:var(--kept)}ol.points{font-size:14px;margin:4px 0}
 )";
 
@@ -252,15 +252,25 @@ class Page {
     out_ += part_chart(rows);
   }
 
+  // Of each server once: where a step was not kept, the next one begins where it did.
   void findings() {
     section("What the doctor found",
             "Of the server before each step; marked green is what the step is there to remove.");
-    const StepResult* before = &s_.steps.front();
+    const StepResult* before = nullptr;
     for (size_t i = 1; i < s_.steps.size(); ++i) {
       const StepResult& step = s_.steps[i];
+      const StepResult* base = &s_.steps.front();
+      for (size_t j = 1; j < i; ++j)
+        if (s_.steps[j].kept) base = &s_.steps[j];
+      if (!step.measured) continue;
       out_ += fmt::format("<h3>Before “{}”</h3>\n", escaped(step.title));
-      list_findings(before->chosen().run.diagnosis, step.named_before);
-      if (step.kept) before = &step;
+      if (base == before)
+        out_ += fmt::format(
+            "<p>The same server as before the step above{}.</p>\n",
+            step.named_before.empty() ? "" : "; this step is there for <b>" + step.named_before + "</b>");
+      else
+        list_findings(base->chosen().run.diagnosis, step.named_before);
+      before = base;
     }
     out_ += "<h3>At the end</h3>\n";
     list_findings(s_.final().run.diagnosis, "");

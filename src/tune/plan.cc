@@ -65,17 +65,22 @@ Step kernels(const Place& place) {
   return step;
 }
 
-Step scheduler(const PlanWish& wish) {
+Step scheduler(const PlanWish& wish, const Place& place) {
   Step step{"scheduler",
-            "Continuous batching, precision of the KV cache",
+            "Continuous batching, chunk budget, precision of the KV cache",
             {"batch-policy-mismatch", "long-prompt-interference", "queue-saturation"},
             {},
             ""};
   Variant continuous{"continuous", {{"scheduler.policy", "continuous"}}, {}, ""};
   for (const char* key : kWindowKeys) continuous.clear.emplace_back(key);
   step.variants.push_back(continuous);
+  // Prompts in larger chunks: throughput for steadiness between tokens.
+  const char* target_ms = place.card ? "100" : "1000";
+  continuous.name = fmt::format("continuous, steps of up to {} ms", target_ms);
+  continuous.set.push_back({"scheduler.target_itl_ms", target_ms});
+  step.variants.push_back(continuous);
   if (!wish.exact) {
-    continuous.name = "continuous, int8 KV";
+    continuous.name += ", int8 KV";
     continuous.set.push_back({"kv.precision", "int8"});
     step.variants.push_back(continuous);
   }
@@ -134,8 +139,8 @@ Result<std::vector<std::string>> parse_order(const std::string& text) {
 }
 
 std::vector<Step> plan_steps(const PlanWish& wish, const std::string& model, const Place& place) {
-  const std::vector<Step> known = {batching(wish),  kv(),         weights(wish, model, place), kernels(place),
-                                   scheduler(wish), system(place)};
+  const std::vector<Step> known = {
+      batching(wish), kv(), weights(wish, model, place), kernels(place), scheduler(wish, place), system(place)};
   std::vector<Step> steps;
   for (const std::string& name : wish.order) {
     const auto step = std::find_if(known.begin(), known.end(), [&](const Step& s) { return s.name == name; });

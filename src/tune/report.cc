@@ -206,7 +206,7 @@ std::string table(const ReportFacts& facts, const Session& s) {
                      "tok/s", "", "p95 ms", "of start", "failed", "why");
   for (const StepResult& step : s.steps) out += row(step, first);
   for (const StepResult& step : s.steps)
-    if (!step.named_before.empty())
+    if (step.measured && !step.named_before.empty())
       out += fmt::format("\nbefore {}, the doctor named {}", step.name, step.named_before);
   out += fmt::format(
       "\n\nrequests/s {:.2f} -> {:.2f} ({}); tokens/s {:.0f} -> {:.0f} ({}); p95 {}{:.0f} -> {:.0f} ms ({})\n",
