@@ -100,9 +100,12 @@ struct Warp {
 
   __device__ void run() {
     Ahead ahead{first_tile, begin, 0, ptx::evict_first_policy()};
-    for (int i = 0; i < job.stages; ++i) ask(ahead);
+    // One stage before x is asked for, the others behind it: what is asked for later comes later.
+    ask(ahead);
     wait_for_previous();
-    load_inputs();
+    ask_inputs();
+    for (int i = 1; i < job.stages; ++i) ask(ahead);
+    ptx::copy_async_wait<0>();
     __syncthreads();
     if (job.cluster > 1) ptx::cluster_wait();  // all blocks run, before any writes into another
 
@@ -130,7 +133,7 @@ struct Warp {
 
   // By threads, not by the copy engine, where x would queue behind the weights. Rows beyond m are never read:
   // multiply() takes the last one instead.
-  __device__ void load_inputs() const {
+  __device__ void ask_inputs() const {
     const int first = block_begin * job.stage_blocks * kBlockCols;
     const int last = min(job.k, block_end * job.stage_blocks * kBlockCols);
     const int vectors = (last - first) / 8;
@@ -141,7 +144,6 @@ struct Warp {
         ptx::copy_async_16(to + v * 16, from + v, true);
     }
     ptx::copy_async_commit();
-    ptx::copy_async_wait<0>();
   }
 
   template <int kA, int kB>
