@@ -101,6 +101,10 @@ const Key kKeys[] = {
      "(the default); without, to measure what that is worth, a kernel of its own does. The answers are the "
      "same "
      "bit for bit. No effect on a CPU."},
+    {"gpu.bf16_copies", "engine", "", SLOT(model.engine.gpu_bf16_copies), 0, 0, "",
+     "4-bit weights on a card are kept as bf16 too, for steps of more than 128 tokens, where all of them take a "
+     "fifth or less of what gpu.memory_fraction leaves beside weights (the default); without, memory is left to "
+     "the KV cache and such steps take longer. No effect on a CPU."},
 
     {"kv.prefix_cache", "kv", "", SLOT(model.engine.prefix_cache), 0, 0, "",
      "Keep what was computed until its memory is needed, and take it over where a request begins as an earlier "

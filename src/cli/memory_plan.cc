@@ -65,11 +65,13 @@ void plan_device(MemoryPlan& plan, const Checkpoint& checkpoint, const Backend& 
   const DeviceInfo device = backend.info();
   std::set<std::string> changes;
   plan.device_bytes = 0;
+  size_t four_bits = 0;  // as bf16
   for (const TensorInfo& t : checkpoint.tensors()) {
     int64_t elements = 1;
     for (const int64_t d : t.shape) elements *= d;
     const WeightFormat kept = kept_as(t, backend);
     plan.device_bytes += canonical_bytes(kept, elements);
+    if (kept.element == WeightElement::int4) four_bits += canonical_bytes({WeightElement::bf16}, elements);
     if (kept.element != t.canonical.element)
       changes.insert(fmt::format("{} \u2192 {}", weight_element_name(t.canonical.element),
                                  weight_element_name(kept.element)));
@@ -77,6 +79,7 @@ void plan_device(MemoryPlan& plan, const Checkpoint& checkpoint, const Backend& 
   plan.device = fmt::format("{}, {}{}, {:.1f} GB free", device.name, device.instruction_set,
                             device.threads ? fmt::format(", {} threads", device.threads) : "",
                             double(device.memory_bytes) / 1e9);
+  plan.copies_bytes = backend.copies_bytes(plan.device_bytes, four_bits);
   if (!device.state.empty()) plan.device += ", " + device.state;
   if (!changes.empty()) plan.device += fmt::format("; weights there: {}", fmt::join(changes, ", "));
 }
@@ -101,6 +104,7 @@ std::string describe(const MemoryPlan& plan) {
   line("context", fmt::format("{} of {} tokens", plan.context, s.context));
   line("weights in the file", mb(plan.file_bytes));
   line("weights in memory", "about " + mb(plan.device_bytes ? plan.device_bytes : plan.canonical_bytes));
+  if (plan.copies_bytes) line("copies as bf16", "about " + mb(plan.copies_bytes) + " (gpu.bf16_copies)");
   line("KV cache per token", fmt::format("{:.1f} KB", double(plan.kv_bytes_per_token) / 1e3));
   line("KV cache, full context", mb(plan.kv_bytes_full) + " a sequence");
   if (!plan.device.empty()) line("device", plan.device);
@@ -127,7 +131,7 @@ Result<std::string> describe_start(const Config& config) {
                              "{:.1f} are free{}; use a smaller model or another card (--device cuda:N)",
                              gib(plan.device_bytes), gib(plan.device_bytes - device.memory_bytes),
                              gib(device.memory_bytes), gib(device.memory_total), others_on_card(device))};
-  loaded.memory_bytes -= std::min(loaded.memory_bytes, plan.device_bytes);
+  loaded.memory_bytes -= std::min(loaded.memory_bytes, plan.device_bytes + plan.copies_bytes);
   const Result<KvSize> kv =
       size_kv(kv_wish(plan.spec, settled(config.model.engine, device), **backend, loaded));
   if (!kv) return kv.error();

@@ -16,6 +16,7 @@ struct MemoryPlan {
   size_t file_bytes = 0;       // of tensors
   size_t canonical_bytes = 0;  // of tensors once in canonical formats; a backend's padding comes on top
   size_t device_bytes = 0;     // the same on the device; 0: no device has been asked
+  size_t copies_bytes = 0;     // of 4-bit weights as bf16 besides, on the device
   std::string device;          // for people: what it is, and what weights become there
   size_t kv_bytes_per_token = 0;
   int context = 0;

@@ -112,6 +112,7 @@ struct EngineConfig {
   bool graphs = true;           // record steps and replay them, on devices that can
   double gpu_memory_fraction = 0.9;    // of a card's memory, what everything together may take
   bool gpu_fused_quantization = true;  // CudaOptions::fuse_quantization
+  bool gpu_bf16_copies = true;         // CudaOptions::bf16_copies
   BatchingSettings batching = {};      // who may start when
   SchedulingSettings scheduling = {};
   KvSettings kv = {};

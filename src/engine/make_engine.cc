@@ -203,7 +203,10 @@ Result<std::unique_ptr<Backend>> make_backend(const std::string& device, const C
 
 Result<std::unique_ptr<Backend>> backend_for(const ModelSpec& spec, const EngineConfig& config,
                                              const std::string& device, const CpuOptions& cpu) {
-  auto made = make_backend(device, cpu, {.fuse_quantization = config.gpu_fused_quantization});
+  auto made = make_backend(device, cpu,
+                           {.fuse_quantization = config.gpu_fused_quantization,
+                            .bf16_copies = config.gpu_bf16_copies,
+                            .memory_fraction = config.gpu_memory_fraction});
   if (!made) return made;
   Status runs = check_device(**made, spec, settled(config, (*made)->info()));
   if (runs) return made;

@@ -343,6 +343,9 @@ class Backend {
   virtual void copy_out(void* host, const void* device, size_t bytes) = 0;
   // Scratch for the ops, after the last `pack`; once. Error (kResourceExhausted): what found no memory.
   virtual Status reserve(const WorkspaceShape& shape) = 0;
+  // What reserve() will take for second copies of 4-bit weights that would take so many bytes as bf16, of a
+  // model whose weights take `weights` and are not loaded yet.
+  virtual size_t copies_bytes(size_t weights, size_t four_bits_as_bf16) const { return 0; }
   // The block pool's memory; a device that describes it to its copy engine learns of it here.
   virtual Buffer alloc_pool(size_t bytes, const KvGeometry& geometry) { return alloc(bytes); }
   // Host memory that the device reads and writes by itself (pinned, on a GPU).
@@ -425,6 +428,10 @@ struct CudaOptions {
   // Norms and activations write their output quantized too where eight-bit weights take it; false, to measure
   // what that is worth: a kernel more before a product.
   bool fuse_quantization = true;
+  // 4-bit weights are kept as bf16 too, for steps of many rows, where that takes a fifth or less of what the
+  // fraction leaves beside weights.
+  bool bf16_copies = true;
+  double memory_fraction = 0.9;  // of the card's
 };
 
 std::unique_ptr<Backend> make_ref_backend();  // float32, one thread, obvious: the judge

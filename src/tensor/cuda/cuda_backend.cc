@@ -39,7 +39,7 @@ class CudaBackend final : public Backend {
  public:
   // `before`: the card as it was before this process used it.
   CudaBackend(const CudaOptions& options, std::optional<CardState> before)
-      : device_(options.device), fuse_quantization_(options.fuse_quantization), before_(std::move(before)) {}
+      : options_(options), device_(options.device), before_(std::move(before)) {}
   ~CudaBackend() override;
   Status open();
 
@@ -52,6 +52,9 @@ class CudaBackend final : public Backend {
   void copy_in(void* device, const void* host, size_t bytes) override;
   void copy_out(void* host, const void* device, size_t bytes) override;
   Status reserve(const WorkspaceShape& shape) override;
+  size_t copies_bytes(size_t weights, size_t four_bits_as_bf16) const override {
+    return four_bits_as_bf16 <= room_for_copies(weights) ? four_bits_as_bf16 : 0;
+  }
 
   DType activation_dtype() const override { return DType::bf16; }
   DType kv_dtype() const override { return DType::bf16; }
@@ -117,13 +120,14 @@ class CudaBackend final : public Backend {
   // Where a kernel that writes `out` is to write it quantized too, for the eight-bit products behind it; null:
   // nowhere.
   const QuantizedRows* copy_of(const Tensor& out) {
-    return fuse_quantization_ ? linear_->copy_wanted(out) : written(out);
+    return options_.fuse_quantization ? linear_->copy_wanted(out) : written(out);
   }
   const QuantizedRows* written(const Tensor& out) {
     linear_->written(out);
     return nullptr;
   }
   Buffer allocate(size_t bytes);
+  size_t room_for_copies(size_t weights_to_come) const;
 
   // Times of a step. There are more than steps in flight, so that the end of the step before is still known
   // when a step's times are read.
@@ -133,8 +137,8 @@ class CudaBackend final : public Backend {
   };
   static constexpr int kMarks = 2 * kStepsInFlight;
 
+  const CudaOptions options_;
   const int device_;
-  const bool fuse_quantization_;
   const std::optional<CardState> before_;
   Context context_;
   cudaStream_t copy_stream_ = nullptr;
@@ -302,9 +306,20 @@ Result<Weight> CudaBackend::pack(std::span<const PackSource> sources) {
   return weight;
 }
 
+// A fifth of what would else be the cache's.
+size_t CudaBackend::room_for_copies(size_t weights_to_come) const {
+  if (!options_.bf16_copies) return 0;
+  constexpr size_t kShare = 5;
+  const DeviceInfo card = info();
+  const size_t used = card.memory_total - std::min(card.memory_total, card.memory_bytes) + weights_to_come;
+  const auto allowed = size_t(double(card.memory_total) * options_.memory_fraction);
+  return (allowed - std::min(allowed, used)) / kShare;
+}
+
 Status CudaBackend::reserve(const WorkspaceShape& shape) {
   use_card();
   loader_->finish();
+  linear_->copy(room_for_copies(0));
   linear_->tune(shape);
   if (Status reserved = linear_->reserve(shape); !reserved) return reserved;
   if (Status reserved = attention_->reserve(shape, context_, *this); !reserved) return reserved;

@@ -117,8 +117,9 @@ Int4GemmConfig choose_int4_gemm(const Int4Shape& s, bool integer_zeros, int mult
 // Beyond the most rows, weights are turned to bf16 once rather than for every tile of rows.
 constexpr int64_t kFewRows = 8, kMostStreamRows = 16, kMostGemmRows = 1024;
 
-Int4Choice choose_int4(const Int4Shape& s, bool integer_zeros, int multiprocessors) {
+Int4Choice choose_int4(const Int4Shape& s, bool integer_zeros, bool copied, int multiprocessors) {
   Int4Choice choice;
+  if (copied && s.m > kMostRowsBesideCopy) return choice;
   const bool tiles_of_16 = integer_zeros && s.group == 128;
   if (s.m <= (tiles_of_16 ? kFewRows : kMostStreamRows)) {
     choice.stream = choose_int4_stream(s, multiprocessors);

@@ -63,6 +63,9 @@ Int4StreamConfig choose_int4_stream(const Int4Shape& shape, int multiprocessors)
 // Zeros that are no integers: groups of 32 alone.
 Int4GemmConfig choose_int4_gemm(const Int4Shape& shape, bool integer_zeros, int multiprocessors);
 
+// Up to so many rows 4-bit weights are no slower than a copy as bf16.
+inline constexpr int64_t kMostRowsBesideCopy = 128;
+
 struct Int4Choice {
   enum class Way : uint8_t { stream, gemm, cublaslt };
   Way way = Way::cublaslt;
@@ -72,7 +75,8 @@ struct Int4Choice {
   std::string text() const;  // "stream: …", "gemm: …" or "as bf16 by cublaslt"
 };
 
-// integer_zeros: whether all zeros are integers, as int4_gemm.h wants them.
-Int4Choice choose_int4(const Int4Shape& shape, bool integer_zeros, int multiprocessors);
+// integer_zeros: whether all zeros are integers, as int4_gemm.h wants them. copied: the weight is there as bf16
+// too, and cublaslt takes that.
+Int4Choice choose_int4(const Int4Shape& shape, bool integer_zeros, bool copied, int multiprocessors);
 
 }  // namespace sluice::cuda

@@ -1,6 +1,6 @@
 // Products with 4-bit weights: which of three ways (int4_choice.h), and what they need. Streaming for few rows,
 // tensor cores fed from registers for more, and where neither fits (zeros that are no integers, very many rows)
-// the weights as bf16, some rows at a time, by cuBLASLt.
+// the weights as bf16 by cuBLASLt: a copy made at load, where memory is to spare, or some rows at a time.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,13 @@ class Int4Linear {
 
   // Once per 4-bit part of a weight of so many columns, at load.
   void prepare(const Weight::Part& part, int64_t cols, Backend& backend);
+  // Once, after the last weight and before reserve(): keeps all weights as bf16 too, for products of many rows,
+  // where their bytes fit into `spare`. Says which copies there are.
+  struct Copy {
+    int64_t rows = 0, cols = 0;
+    const void* data = nullptr;  // row-major bf16 on the card
+  };
+  std::vector<Copy> copy(Backend& backend, size_t spare);
   // Once, after the last weight: learns which zeros are integers (until then none count as such), and takes
   // memory for weights as bf16 where there are any. Error: no memory.
   Status reserve(Backend& backend);
@@ -32,7 +39,9 @@ class Int4Linear {
 
   struct Known {
     int64_t index = 0;  // in odd_zeros_
+    Int4Layout layout;
     bool integer_zeros = false;
+    Buffer copy;  // as bf16; empty: there is none
   };
   const Context& context_;
   CublasLt& cublas_;

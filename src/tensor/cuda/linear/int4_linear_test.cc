@@ -32,14 +32,16 @@ Weight weight_at(const void* data, const Int4Layout& layout) {
   return w;
 }
 
-void check(const Int4Case& c) {
-  SCOPED_TRACE(text(c));
+void check(const Int4Case& c, bool copied = false) {
+  SCOPED_TRACE(text(c) + (copied ? ", copied" : ""));
   Int4Linear linear(context(), cublas());
   std::vector<Weight> weights;
   expect_int4_product(c, 2.5e-3, [&](const LinearArgs& a, const void* data, const Int4Layout& layout) {
     if (weights.empty()) {
       weights.push_back(weight_at(data, layout));
       linear.prepare(weights[0].parts[0], layout.cols, memory());
+      const size_t bytes = size_t(layout.rows * layout.cols * 2);
+      if (copied) ASSERT_EQ(linear.copy(memory(), bytes).size(), 1u);
       ASSERT_TRUE(linear.reserve(memory()).ok());
     }
     linear.run(a, weights[0].parts[0]);
@@ -52,6 +54,22 @@ TEST(Int4Linear, EveryWay) {
     for (const int group : {32, 64, 128})
       for (const Zeros zeros : {Zeros::integer, Zeros::real})
         check({m, 960, 768, group, zeros, m % 2 == 0, m == 33, group == 64 ? 8 : 0});
+}
+TEST(Int4Linear, Copied) {
+  for (const int64_t m : {16, 128, 129, 640, 2400})
+    for (const Zeros zeros : {Zeros::integer, Zeros::real})
+      check({m, 960, 768, 128, zeros, m % 2 == 0, m == 129}, true);
+}
+// All or none.
+TEST(Int4Linear, CopiesWantRoom) {
+  const Int4Matrix w(64, 256, 64, Zeros::integer, 1);
+  const DeviceBytes packed = upload(w.packed);
+  const Weight a = weight_at(packed.data(), w.layout), b = weight_at(packed.data(), w.layout);
+  for (const size_t spare : {size_t(0), size_t(2 * 64 * 256 * 2 - 1), size_t(2 * 64 * 256 * 2)}) {
+    Int4Linear linear(context(), cublas());
+    for (const Weight* each : {&a, &b}) linear.prepare(each->parts[0], w.layout.cols, memory());
+    EXPECT_EQ(linear.copy(memory(), spare).size(), spare < 2 * 64 * 256 * 2 ? 0u : 2u) << spare;
+  }
 }
 TEST(Int4Linear, ModelsShapes) {
   for (const int64_t m : {1, 16, 33, 2048}) {
@@ -110,7 +128,9 @@ TEST(Int4Rows, OddZerosAreFound) {
 }
 
 TEST(Int4Choice, WaysByRowsAndZeros) {
-  const auto way = [](int64_t m, bool integer) { return choose_int4({m, 4096, 4096, 128}, integer, 132).way; };
+  const auto way = [](int64_t m, bool integer) {
+    return choose_int4({m, 4096, 4096, 128}, integer, false, 132).way;
+  };
   using Way = Int4Choice::Way;
   EXPECT_EQ(way(1, false), Way::stream);
   EXPECT_EQ(way(8, true), Way::stream);
@@ -118,8 +138,10 @@ TEST(Int4Choice, WaysByRowsAndZeros) {
   EXPECT_EQ(way(16, false), Way::stream);
   EXPECT_EQ(way(33, true), Way::gemm);
   EXPECT_EQ(way(33, false), Way::cublaslt);
-  EXPECT_EQ(choose_int4({33, 4096, 4096, 32}, false, 132).way, Way::gemm);
+  EXPECT_EQ(choose_int4({33, 4096, 4096, 32}, false, false, 132).way, Way::gemm);
   EXPECT_EQ(way(8192, true), Way::cublaslt);
+  EXPECT_EQ(choose_int4({128, 4096, 4096, 128}, true, true, 132).way, Way::gemm);
+  EXPECT_EQ(choose_int4({129, 4096, 4096, 128}, true, true, 132).way, Way::cublaslt);
 }
 
 }  // namespace

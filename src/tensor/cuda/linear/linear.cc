@@ -11,6 +11,7 @@
 #include "tensor/cuda/linear/cublaslt.h"
 #include "tensor/cuda/linear/eight_bit.h"
 #include "tensor/cuda/linear/heuristics.h"
+#include "tensor/cuda/linear/int4_choice.h"
 #include "tensor/cuda/linear/int4_linear.h"
 #include "tensor/cuda/linear/stream_gemm.h"
 #include "tensor/cuda/linear/stream_gemm_8bit.h"
@@ -47,6 +48,13 @@ class CudaLinear final : public Linear {
     if (w.parts.size() == 1) eight_bit_.prepare(w);
   }
 
+  void copy(size_t spare) override {
+    for (const Int4Linear::Copy& c : int4_.copy(backend_, spare)) {
+      Group& group = weights_[{c.rows, c.cols, Factors::bf16}];
+      if (group.weights.empty()) group.least_rows = kMostRowsBesideCopy + 1;
+      group.weights.push_back(c.data);
+    }
+  }
   void tune(const WorkspaceShape& step) override;
   Status reserve(const WorkspaceShape& step) override {
     if (Status reserved = int4_.reserve(backend_); !reserved) return reserved;
@@ -102,6 +110,7 @@ class CudaLinear final : public Linear {
   struct Group {
     std::vector<const void*> weights;
     std::vector<const float*> scales;
+    int64_t least_rows = 1;  // fewer are never asked for
   };
 
   const Context& context_;
@@ -129,7 +138,7 @@ void CudaLinear::tune(const WorkspaceShape& step) {
     TuneShape scaled{n, k, out, {}, group.weights, factors, group.scales},
         unscaled{n, k, DType::f32, {}, group.weights, factors, {}};
     const int64_t most = rounded_rows(std::max(1, head ? step.max_logit_rows : step.max_tokens));
-    for (int64_t rows = 1; (rows = rounded_rows(rows)) <= most; ++rows) {
+    for (int64_t rows = group.least_rows; (rows = rounded_rows(rows)) <= most; ++rows) {
       if (rows > kDenseRows && rows % kSparseRows != 0) continue;
       if (factors == Factors::fp8_blocks && rows % kRowsLeftToBackend != 0) continue;
       const Way way = choose_linear({rows, n, k, out, factors}, context_.multiprocessors).way;

@@ -24,8 +24,10 @@ class Linear {
   virtual void run(const LinearArgs& a) = 0;
   // Once per weight of a model, at load; it stays where it is at least until tune().
   virtual void prepare(const Weight& w) = 0;
-  // Once, after the last weight, with the card otherwise idle: tries algorithms for steps of this shape and
-  // keeps the best (tune.h; a second for a model of 8B). Takes memory while it lasts.
+  // Once, after the last weight: keeps 4-bit weights as bf16 too, where so many bytes hold them all.
+  virtual void copy(size_t spare) = 0;
+  // Once, after that, with the card otherwise idle: tries algorithms for steps of this shape and keeps the best
+  // (tune.h; a second for a model of 8B). Takes memory while it lasts.
   virtual void tune(const WorkspaceShape& shape) = 0;
   // Once, before the first product with eight-bit weights: memory for x, of backend.alloc. Error: there is
   // none.
