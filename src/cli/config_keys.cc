@@ -102,8 +102,10 @@ const Key kKeys[] = {
      "same "
      "bit for bit. No effect on a CPU."},
     {"gpu.bf16_copies", "engine", "", SLOT(model.engine.gpu_bf16_copies), 0, 0, "",
-     "4-bit weights on a card are kept as bf16 too, for steps of more than 128 tokens, where all of them take a "
-     "fifth or less of what gpu.memory_fraction leaves beside weights (the default); without, memory is left to "
+     "4-bit weights on a card are kept as bf16 too, for steps of more than 128 tokens, where all of them take "
+     "a "
+     "fifth or less of what gpu.memory_fraction leaves beside weights (the default); without, memory is left "
+     "to "
      "the KV cache and such steps take longer. No effect on a CPU."},
 
     {"kv.prefix_cache", "kv", "", SLOT(model.engine.prefix_cache), 0, 0, "",
