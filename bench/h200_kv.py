@@ -74,6 +74,22 @@ def restore(args, running, dummy):
                 rate = after['sluice_kv_outside_read_bytes_per_second{where="host"}']
                 print(f"{n:>7}{1e3 * computed:>26.1f}{1e3 * restored:>10.1f}{after[from_host] - before[from_host]:>18.0f}"
                       f"{(after[to_pool] - before[to_pool]) / 1e9:>7.2f}G{rate / 1e9:>7.1f} GB/s{100 * rate / PCIE_BYTES_S:>7.0f} %", flush=True)
+            beside(client, wanted, other)
+
+
+def beside(client, wanted, other):
+    """What a stream that generates meanwhile feels of it."""
+    client.complete(other, 1)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(client.complete, ids(5, 64), 256)
+        while client.metrics()["sluice_requests_running"] < 1:
+            time.sleep(0.005)
+        time.sleep(0.1)
+        first = client.complete(wanted, 1)[1][0]
+        times = stream.result()[1]
+    gaps = sorted(1e3 * (b - a) for a, b in zip(times, times[1:]))
+    print(f"        beside a stream: first token {1e3 * first:.1f} ms; between the stream's tokens p50 {gaps[len(gaps) // 2]:.2f}, p95 {gaps[int(0.95 * len(gaps))]:.2f}, "
+          f"longest {gaps[-1]:.2f} ms", flush=True)
 
 
 def contexts(args, running, dummy):

@@ -131,15 +131,19 @@ Result<std::string> describe_start(const Config& config) {
                              "{:.1f} are free{}; use a smaller model or another card (--device cuda:N)",
                              gib(plan.device_bytes), gib(plan.device_bytes - device.memory_bytes),
                              gib(device.memory_bytes), gib(device.memory_total), others_on_card(device))};
-  loaded.memory_bytes -= std::min(loaded.memory_bytes, plan.device_bytes + plan.copies_bytes);
-  const Result<KvSize> kv =
-      size_kv(kv_wish(plan.spec, settled(config.model.engine, device), **backend, loaded));
+  const EngineConfig engine = settled(config.model.engine, device);
+  const size_t workspace = kv_workspace_bytes(plan.spec, engine, **backend, plan.context);
+  loaded.memory_bytes -= std::min(loaded.memory_bytes, plan.device_bytes + plan.copies_bytes + workspace);
+  const Result<KvSize> kv = size_kv(kv_wish(plan.spec, engine, **backend, loaded));
   if (!kv) return kv.error();
   const Result<Batching> batching =
       batching_of(config.model.engine.batching, config.model.engine.max_sequences);
   if (!batching) return batching.error();
   std::string out = describe(plan) + fmt::format("  {:24}{}\n  {:24}{}\n", "KV cache", kv->reason, "batching",
                                                  describe(*batching));
+  if (workspace > 0)
+    out += fmt::format("  {:24}{:.1f} MB besides, to unpack blocks or to choose among them\n", "",
+                       double(workspace) / 1e6);
   if (const std::string idle = without_effect(config.model.engine); !idle.empty())
     out += fmt::format("  {:24}{}\n", "without effect", idle);
   return out;

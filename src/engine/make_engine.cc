@@ -284,6 +284,12 @@ KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backe
   return wish;
 }
 
+size_t kv_workspace_bytes(const ModelSpec& spec, const EngineConfig& config, Backend& backend, int context) {
+  return backend.kv_workspace_bytes({.max_sequences = config.max_sequences,
+                                     .max_context = context,
+                                     .kv = kv_geometry(layer_groups(spec), spec, config, backend)});
+}
+
 // Activations come first. On a card workspaces too, then the pool takes what they leave; elsewhere workspaces
 // are sized for the context that came of the pool.
 Result<ModelSteps> make_steps(const ModelSpec& spec, const Weights& weights, Backend& backend,

@@ -58,6 +58,8 @@ std::string without_effect(const EngineConfig& config);
 // What make_engine asks size_kv for, given what is free on `device` once the weights are in; `serve --dry-run`
 // shows it. `config` is settled.
 KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backend, const DeviceInfo& device);
+// What the device takes to read such a pool, besides it. `config` is settled.
+size_t kv_workspace_bytes(const ModelSpec& spec, const EngineConfig& config, Backend& backend, int context);
 
 // Refuses a max_context that is too short to be of use or longer than the model's. `path` serves messages.
 Status check_context(const EngineConfig& config, const ModelSpec& spec, const std::string& path);

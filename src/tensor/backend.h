@@ -357,6 +357,8 @@ class Backend {
   virtual bool has_kv_tier(KvTier tier) const { return tier == KvTier::full; }
   virtual bool has_sparse_decode() const { return false; }
   virtual size_t kv_block_bytes(const KvGeometry& geometry) const = 0;  // of a slot
+  // Of what `reserve` takes, the part for reading small blocks and choosing among many: for plans of memory.
+  virtual size_t kv_workspace_bytes(const WorkspaceShape& shape) const { return 0; }
 
   // Packs rows of the sources, one after the other, into this backend's layout. `row_order` (per source, empty
   // = as stored) lists which stored row becomes row i. Called at load, from one thread.

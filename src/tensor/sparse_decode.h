@@ -11,7 +11,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 
 namespace sluice {
 
@@ -21,23 +20,24 @@ struct SparseDecode {
 
   static constexpr int kRecentTokens = 64;
 
-  bool on() const { return above_tokens > 0; }
+  constexpr bool on() const { return above_tokens > 0; }
   // `rows` of the sequence in the step, `length` tokens in its cache with them, `window` of the layer.
-  bool applies(int rows, int length, int window) const {
+  constexpr bool applies(int rows, int length, int window) const {
     return on() && rows == 1 && length > above_tokens && window == 0;
   }
   // The newest tokens' blocks are kept from here on.
-  static int first_recent(int length, int block_tokens) {
+  static constexpr int first_recent(int length, int block_tokens) {
     return std::max(0, length - kRecentTokens) / block_tokens;
   }
   // Blocks that are read, of the ceil(length / block_tokens).
-  int kept(int length, int block_tokens) const {
+  constexpr int kept(int length, int block_tokens) const {
     const int blocks = (length + block_tokens - 1) / block_tokens;
     const int always = std::min(blocks, blocks - first_recent(length, block_tokens) + 1);
-    return std::clamp(int(std::ceil(keep_share * float(blocks))), always, blocks);
+    const float share = keep_share * float(blocks);
+    return std::clamp(int(share) + (float(int(share)) < share), always, blocks);
   }
   // Tokens in these: the last block is among them and may not be whole.
-  int kept_tokens(int length, int block_tokens) const {
+  constexpr int kept_tokens(int length, int block_tokens) const {
     const int blocks = (length + block_tokens - 1) / block_tokens;
     return length - (blocks - kept(length, block_tokens)) * block_tokens;
   }

@@ -59,7 +59,11 @@ class CudaBackend final : public Backend {
   DType activation_dtype() const override { return DType::bf16; }
   DType kv_dtype() const override { return DType::bf16; }
   bool has_kv_tier(KvTier) const override { return true; }
+  bool has_sparse_decode() const override { return true; }
   size_t kv_block_bytes(const KvGeometry& g) const override { return slot_bytes(g); }
+  size_t kv_workspace_bytes(const WorkspaceShape& shape) const override {
+    return cuda::kv_workspace_bytes(shape);
+  }
   Buffer alloc_pool(size_t bytes, const KvGeometry& geometry) override;
   Result<Weight> pack(std::span<const PackSource> sources) override;
   WeightFormat kept_format(const WeightFormat& format, int64_t rows, int64_t cols) const override {

@@ -44,13 +44,20 @@ constexpr int strip_bytes(KvTier tier, int head_dim) {
   return tier == KvTier::int4 ? numbers / 2 + head_dim * 4 + kStripTokens * 4 : numbers + kStripTokens * 4;
 }
 
+// Where decode is sparse a block, whatever its tier, ends with the bounds of its keys:
+//   [layer in group][G][lowest, highest][D] bf16
+inline size_t bounds_bytes(const KvGeometry& g) {
+  return g.sparse.on() ? size_t(g.layers_per_group) * size_t(g.kv_heads) * size_t(g.head_dim) * 4 : 0;
+}
+
 // Of a slot.
 inline size_t slot_bytes(const KvGeometry& g) {
   const KvRows rows(g);
-  if (!g.tiered) return rows.block_bytes();
+  if (!g.tiered) return rows.block_bytes() + bounds_bytes(g);
   constexpr size_t kAlign = 256;  // of a quarter, so that a slot is a multiple of the widest row, 512
   const size_t quarter =
-      size_t(g.layers_per_group) * size_t(g.kv_heads) * size_t(strip_bytes(KvTier::int4, g.head_dim));
+      size_t(g.layers_per_group) * size_t(g.kv_heads) * size_t(strip_bytes(KvTier::int4, g.head_dim)) +
+      bounds_bytes(g);
   return kSlotUnits * ((quarter + kAlign - 1) / kAlign * kAlign);
 }
 

@@ -10,6 +10,7 @@
 #include "tensor/cuda/attention/decode.h"
 #include "tensor/cuda/attention/plan.h"
 #include "tensor/cuda/attention/prefill.h"
+#include "tensor/cuda/attention/sparse.h"
 #include "tensor/cuda/device/cuda_check.h"
 #include "tensor/cuda/kv_tiers/kv_tiers.h"
 
@@ -27,6 +28,7 @@ class PagedAttention final : public Attention {
  private:
   size_t tail_bytes() const;
   Status reserve_unpacked(const WorkspaceShape& shape, Backend& backend);
+  Status reserve_sparse(const WorkspaceShape& shape, Backend& backend);
   void enqueue_plans(const BatchInput& batch, int from, int to);
   void run_prefill(const AttentionArgs& a, size_t plan);
   size_t plan_of(const AttentionArgs& a);
@@ -46,9 +48,29 @@ class PagedAttention final : public Attention {
   PrefillPieces prefill_pieces_;
   Unpacked unpacked_;
   Buffer unpacked_memory_, tail_;
+  SparseChoice choice_;
+  Buffer choice_memory_;
 };
 
 constexpr int kUnpackedTokens = 1 << 17;  // of prompts, at a time, where the batch can have so many
+
+// Blocks of the longest context, and those that the stretch for unpacked ones holds.
+Unpacked unpacked_for(const WorkspaceShape& shape) {
+  Unpacked unpacked;
+  unpacked.row_blocks = (shape.max_context + kStripTokens - 1) / kStripTokens + 1;
+  unpacked.blocks = std::max(
+      unpacked.row_blocks, std::min(kUnpackedTokens / kStripTokens, shape.max_sequences * unpacked.row_blocks));
+  return unpacked;
+}
+size_t unpacked_bytes(const Unpacked& unpacked, const KvGeometry& g) {
+  return size_t(unpacked.blocks) * size_t(KvRows(g).layer_rows() * g.head_dim) * 2;
+}
+int choice_stride(const WorkspaceShape& shape) {
+  return (shape.max_context + shape.kv.block_tokens - 1) / shape.kv.block_tokens + 1;
+}
+size_t choice_places(const WorkspaceShape& shape) {
+  return size_t(shape.max_sequences) * size_t(shape.kv.kv_heads) * size_t(choice_stride(shape));
+}
 
 void PagedAttention::bind_pool(std::byte* pool, size_t bytes, const KvGeometry& geometry) {
   CHECK(context_ && geometry.kv_heads == geometry_.kv_heads && geometry.head_dim == geometry_.head_dim &&
@@ -65,9 +87,7 @@ size_t PagedAttention::give_back_tail() {
   return tail_bytes();
 }
 
-size_t PagedAttention::tail_bytes() const {
-  return size_t(unpacked_.blocks) * size_t(KvRows(geometry_).layer_rows() * geometry_.head_dim) * 2;
-}
+size_t PagedAttention::tail_bytes() const { return unpacked_bytes(unpacked_, geometry_); }
 
 // Cuts one allocation into arrays.
 class Carver {
@@ -140,14 +160,34 @@ Status PagedAttention::reserve(const WorkspaceShape& shape, const Context& conte
   CUDA_CHECK(
       cudaMemset(pieces_, 0xff, scratch_memory_.bytes()));  // after the zeros of alloc, on whatever stream
   CUDA_CHECK(cudaDeviceSynchronize());
+  if (geometry_.sparse.on())
+    if (Status reserved = reserve_sparse(shape, backend); !reserved) return reserved;
   return geometry_.tiered ? reserve_unpacked(shape, backend) : Status{};
+}
+
+Status PagedAttention::reserve_sparse(const WorkspaceShape& shape, Backend& backend) {
+  choice_.stride = choice_stride(shape);
+  if (choice_.stride > kMostSparseBlocks)
+    return Error{ErrorCode::kUnsupported,
+                 fmt::format("kv.sparse_above on a card is for contexts of at most {} blocks, not {}",
+                             kMostSparseBlocks, choice_.stride),
+                 "kv.sparse_above"};
+  sparse_prepare(geometry_, shape.max_heads, choice_.stride);
+  Carver carver;
+  const size_t scores_at = carver.add<float>(choice_places(shape)),
+               blocks_at = carver.add<KvRef>(choice_places(shape));
+  choice_memory_ = backend.alloc(carver.bytes());
+  if (!choice_memory_.data())
+    return Error{ErrorCode::kResourceExhausted,
+                 fmt::format("{:.2f} GiB to choose blocks in", gib(carver.bytes()))};
+  choice_.scores = reinterpret_cast<float*>(choice_memory_.as<std::byte>() + scores_at);
+  choice_.blocks = reinterpret_cast<KvRef*>(choice_memory_.as<std::byte>() + blocks_at);
+  return {};
 }
 
 Status PagedAttention::reserve_unpacked(const WorkspaceShape& shape, Backend& backend) {
   kv_tiers_prepare(geometry_);
-  unpacked_.row_blocks = (shape.max_context + kStripTokens - 1) / kStripTokens + 1;
-  unpacked_.blocks = std::max(unpacked_.row_blocks, std::min(kUnpackedTokens / kStripTokens,
-                                                             shape.max_sequences * unpacked_.row_blocks));
+  unpacked_ = unpacked_for(shape);
   Carver carver;
   const size_t order_at = carver.add<int32_t>(size_t(shape.max_sequences));
   const size_t places_at = carver.add<int2>(size_t(shape.max_sequences));
@@ -181,15 +221,21 @@ void PagedAttention::enqueue_plans(const BatchInput& batch, int from, int to) {
              std::span(prefill_plans_).subspan(first, prefill ? count : 0));
 }
 
-// The windows of a model's layers are learnt as its layers run: the first step that meets one plans for it on
-// the way.
+// The kinds of a model's layers are learnt as its layers run: the first step that meets one plans for it on the
+// way.
 size_t PagedAttention::plan_of(const AttentionArgs& a) {
+  const bool sparse = geometry_.sparse.on() && a.window == 0;
   int i = 0;
-  while (i < known_ && decode_plans_[size_t(i)].window != a.window) ++i;
-  CHECK(i < kMaxWindows, "more kinds of windows than attention plans for");
+  while (i < known_ &&
+         (decode_plans_[size_t(i)].window != a.window || decode_plans_[size_t(i)].sparse.on() != sparse))
+    ++i;
+  CHECK(i < kMaxWindows, "more kinds of layers than attention plans for");
   if (i == known_) {
-    decode_plans_[size_t(i)].window = prefill_plans_[size_t(i)].window = a.window;
-    decode_plans_[size_t(i)].group = a.kv.group;
+    DecodePlan& plan = decode_plans_[size_t(i)];
+    plan.window = prefill_plans_[size_t(i)].window = a.window;
+    plan.group = a.kv.group;
+    if (sparse)
+      plan.sparse = geometry_.sparse, plan.blocks = choice_.blocks, plan.blocks_stride = choice_.stride;
     ++known_;
   }
   if (i >= planned_) {
@@ -201,11 +247,14 @@ size_t PagedAttention::plan_of(const AttentionArgs& a) {
 
 void PagedAttention::run(const AttentionArgs& a) {
   const size_t plan = plan_of(a);
+  const bool sparse = decode_plans_[plan].sparse.on(), prompts = a.batch.one_row_sequences < a.batch.sequences;
+  if (sparse && prompts) bound_prompts(*context_, a);
   if (a.batch.one_row_sequences > 0) {
+    if (sparse) choose_blocks(*context_, a, choice_);
     // launch.h's rule to the letter; what reading ahead would give: decode.h.
     decode(*context_, a, decode_plans_[plan], pieces_, ReadAhead::nothing);
   }
-  if (a.batch.one_row_sequences < a.batch.sequences) run_prefill(a, plan);
+  if (prompts) run_prefill(a, plan);
 }
 
 void PagedAttention::run_prefill(const AttentionArgs& a, size_t plan) {
@@ -222,6 +271,12 @@ void PagedAttention::run_prefill(const AttentionArgs& a, size_t plan) {
 }
 
 }  // namespace
+
+size_t kv_workspace_bytes(const WorkspaceShape& shape) {
+  const size_t to_unpack = shape.kv.tiered ? unpacked_bytes(unpacked_for(shape), shape.kv) : 0;
+  const size_t to_choose = shape.kv.sparse.on() ? choice_places(shape) * (sizeof(float) + sizeof(KvRef)) : 0;
+  return to_unpack + to_choose;
+}
 
 std::unique_ptr<Attention> make_attention() { return std::make_unique<PagedAttention>(); }
 

@@ -32,6 +32,9 @@ class Attention {
   virtual void run(const AttentionArgs& a) = 0;
 };
 
+// Of what reserve takes, and the stretch behind the pool: to unpack small blocks in, and to choose blocks.
+size_t kv_workspace_bytes(const WorkspaceShape& shape);
+
 std::unique_ptr<Attention> make_attention();
 
 }  // namespace sluice::cuda

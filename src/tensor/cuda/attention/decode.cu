@@ -185,6 +185,11 @@ void decode(const Context& context, const AttentionArgs& args, const DecodePlan&
   a.value_bytes = int(rows.value_rows() * row_bytes);
   a.head_bytes = int(g.block_tokens * row_bytes);
   a.table_stride = args.batch.table_stride;
+  if (plan.blocks) {
+    a.table = plan.blocks;
+    a.table_stride = g.kv_heads * plan.blocks_stride;
+    a.head_stride = plan.blocks_stride;
+  }
   a.block_shift = log2_of(g.block_tokens);
   a.kv_heads = g.kv_heads;
   a.group = args.heads / g.kv_heads;

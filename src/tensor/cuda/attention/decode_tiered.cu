@@ -136,7 +136,9 @@ struct TierLoader {
     return (int(threadIdx.x) / 32 - block * units) & (kWarps - 1);
   }
   __device__ KvRef ref_of(const TieredArgs& a, int block) const {
-    return block < at.end_block ? a.table[int64_t(at.e.sequence) * a.table_stride + block] : kNoKvRef;
+    return block < at.end_block
+               ? a.table[int64_t(at.e.sequence) * a.table_stride + at.head * a.head_stride + block]
+               : kNoKvRef;
   }
   __device__ void enter(const TieredArgs& a) {
     base = at.begin_block;

@@ -34,6 +34,7 @@ struct DecodeArgs {
   int64_t block_bytes;
   int value_bytes, head_bytes;  // from keys to values, from head to head
   int table_stride, block_shift;
+  int head_stride;  // of the table, where each kv head has its own; else 0
   int kv_heads, group, head_dim;
   float scale;    // of q·k, base 2 folded in; with a soft cap, of the exponent in its tanh
   float softcap;  // base 2 folded in; 0: none
@@ -135,7 +136,9 @@ struct Loader {
   }
   __device__ void look_up(const DecodeArgs& a) {
     const int t = tile + int(threadIdx.x) % 32;
-    if (t < tiles) blocks = a.table[int64_t(at.e.sequence) * a.table_stride + (position(t) >> a.block_shift)];
+    if (t < tiles)
+      blocks = a.table[int64_t(at.e.sequence) * a.table_stride + at.head * a.head_stride +
+                       (position(t) >> a.block_shift)];
   }
 
   // Of this fragment, and without the newest token.

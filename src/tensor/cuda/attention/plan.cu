@@ -52,6 +52,12 @@ __device__ Scan scan(int32_t value, int32_t (&sums)[kThreads / 32]) {
   return {inclusive - value + (warp == 0 ? 0 : warps_before), __shfl_sync(~0u, others, 31)};
 }
 
+// Tokens of a context as decode sees it.
+__device__ int length_of(const PlanArgs& a, const DecodePlan& plan, int sequence) {
+  const int length = a.kv_lengths[sequence];
+  return plan.sparse.applies(1, length, 0) ? plan.sparse.kept_tokens(length, a.shape.block_tokens) : length;
+}
+
 // Quarters that a context's blocks take, and those before each of its blocks: a warp per sequence, with loads
 // of several blocks a lane under way.
 __device__ void weigh_contexts(const PlanArgs& a, const DecodePlan& plan, int32_t (&weights)[kMaxSequences]) {
@@ -59,7 +65,7 @@ __device__ void weigh_contexts(const PlanArgs& a, const DecodePlan& plan, int32_
   const int lane = int(threadIdx.x) % 32, warps = int(blockDim.x) / 32;
   for (int s = int(threadIdx.x) / 32; s < a.sequences; s += warps) {
     if (a.row_starts[s + 1] - a.row_starts[s] != 1) continue;
-    const int end = a.kv_lengths[s], begin = plan.window > 0 ? max(0, end - plan.window) : 0;
+    const int end = length_of(a, plan, s), begin = plan.window > 0 ? max(0, end - plan.window) : 0;
     const int first = begin / a.shape.block_tokens,
               blocks = (end + a.shape.block_tokens - 1) / a.shape.block_tokens;
     const int32_t* table = a.tables[plan.group] + int64_t(s) * a.table_stride;
@@ -74,7 +80,8 @@ __device__ void weigh_contexts(const PlanArgs& a, const DecodePlan& plan, int32_
       }
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        const int b = base + i * 32 + lane, own = refs[i] < 0 ? 0 : kv_units(kv_tier(refs[i]));
+        const int b = base + i * 32 + lane;
+        const int own = refs[i] < 0 ? 0 : plan.sparse.on() ? kSlotUnits : kv_units(kv_tier(refs[i]));
         int sum = own;
         for (int step = 1; step < 32; step *= 2) {
           const int other = __shfl_up_sync(~0u, sum, step);
@@ -117,7 +124,7 @@ __device__ void plan_decode(const PlanArgs& a, const DecodePlan& plan) {
     entry.sequence = s;
     entry.row = a.row_starts[s];
     mine = a.row_starts[s + 1] - entry.row == 1;
-    entry.end = a.kv_lengths[s];
+    entry.end = length_of(a, plan, s);
     entry.begin = plan.window > 0 ? max(0, entry.end - plan.window) : 0;
     const int32_t tokens = entry.end - entry.begin / kTileTokens * kTileTokens;
     if (mine) entry.chunks = max(1, plan.before ? weights[s] : (tokens + kDecodeChunk - 1) / kDecodeChunk);

@@ -24,14 +24,14 @@ namespace sluice::cuda {
 
 inline constexpr int kDecodeChunk = 64;     // tokens
 inline constexpr int kMaxSequences = 1024;  // the plan's kernel has a thread for each
-inline constexpr int kMaxWindows = 3;       // distinct windows of a model, "none" included
+inline constexpr int kMaxWindows = 4;  // kinds of layers: distinct windows, "none" included, and sparse decode
 
 // A sequence with one row, as decode sees it. Padding (kv_length 0) has begin = end = 0 and one chunk, so that
 // its output row is written.
 struct alignas(16) DecodeEntry {
   int32_t sequence;
   int32_t row;                     // of the step's rows
-  int32_t begin, end;              // cached positions that the row sees
+  int32_t begin, end;              // cached positions that the row sees, or places of those that are read
   int32_t first;                   // chunks of the entries before it, for one head
   int32_t chunks;                  // its own; the first starts at begin rounded down to 16
   int32_t first_block, end_block;  // that the row sees; only in plans by weight
@@ -83,6 +83,11 @@ struct DecodePlan {
   int32_t* before = nullptr;
   int before_stride = 0;
   int group = 0;  // whose tables are weighed; where layers of several groups share a plan, they are much alike
+  // Where on, contexts are as long as what is read of them, in `blocks` [S, G, blocks_stride] in place of the
+  // tables (sparse.h). Blocks weigh alike then: which they are is chosen after the plan.
+  SparseDecode sparse{};
+  const KvRef* blocks = nullptr;
+  int blocks_stride = 0;
 };
 struct PrefillPlan {
   int32_t* count = nullptr;

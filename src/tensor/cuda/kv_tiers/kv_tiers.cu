@@ -265,7 +265,18 @@ struct MoveJob {
   KvGeometry geometry;
   std::byte* pool;
   int64_t block_bytes;
+  int64_t bounds;  // bytes at a block's end; 0: none
 };
+
+// The bounds of a head's keys go with the block.
+__device__ void copy_bounds(const MoveJob& job, const KvMove& move, int layer_head) {
+  const int bytes = job.geometry.head_dim * 4;
+  const auto at = [&](KvRef ref) {
+    const int64_t end = (kv_first_unit(ref) + kv_units(kv_tier(ref))) * (job.block_bytes / kSlotUnits);
+    return reinterpret_cast<uint4*>(job.pool + end - job.bounds + int64_t(layer_head) * bytes);
+  };
+  copy(at(move.to), at(move.from), bytes);
+}
 
 // Grid: [layers * kv heads, moves].
 template <int width>
@@ -277,6 +288,7 @@ __global__ void __launch_bounds__(kThreads) move_kernel(const __grid_constant__ 
   const Head head{job.geometry, job.pool, job.block_bytes, int(blockIdx.x) / job.geometry.kv_heads,
                   int(blockIdx.x) % job.geometry.kv_heads};
   const KvTier from = kv_tier(move.from), to = kv_tier(move.to);
+  if (job.bounds > 0) copy_bounds(job, move, int(blockIdx.x));
   if (from == to) {
     if (from != KvTier::full)
       return copy(reinterpret_cast<uint4*>(head.strip<width>(move.to)),
@@ -390,7 +402,7 @@ void move_blocks(const Context& context, const MoveBlocksArgs& a) {
   const KvGeometry& g = a.geometry;
   CHECK(g.tiered && strips_support(g.block_tokens, g.head_dim), "blocks that small tiers are not made for");
   if (a.batch.move_count == 0) return;
-  const MoveJob job{a.batch.moves, g, a.pool, int64_t(a.block_bytes)};
+  const MoveJob job{a.batch.moves, g, a.pool, int64_t(a.block_bytes), int64_t(bounds_bytes(g))};
   with_width(g.head_dim, [&](auto width) {
     launch(context, move_kernel<width>,
            dim3(unsigned(g.layers_per_group * g.kv_heads), unsigned(a.batch.move_count)), dim3(kThreads),
