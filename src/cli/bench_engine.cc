@@ -32,17 +32,21 @@ void tell(const std::string& what) {
 // The counts that shares of limits rest on, from the model's shape alone.
 class Work {
  public:
-  Work(const ModelSpec& spec, const Weights& weights, size_t kv_element_bytes)
-      : spec_(spec), weight_bytes_(weights.bytes_per_token()), kv_element_bytes_(kv_element_bytes) {
+  Work(const ModelSpec& spec, const Weights& weights, const KvGeometry& kv)
+      : spec_(spec), weight_bytes_(weights.bytes_per_token()), kv_(kv) {
     for (const Slot& slot : slots_of(spec))
       if (slot.matrix && slot.name.starts_with("blk.")) layer_weights_ += double(slot.rows) * double(slot.cols);
   }
 
   // Bytes that one step must read: all weights once, and each sequence's keys and values.
   double decode_bytes(int batch, double length, double kv_share) const {
-    const double per_token = 2.0 * spec_.kv_heads * spec_.head_dim * double(kv_element_bytes_) * kv_share;
+    const double per_token = 2.0 * spec_.kv_heads * spec_.head_dim * double(dtype_size(kv_.dtype)) * kv_share;
     double kv = 0;
-    for (int layer = 0; layer < spec_.layers; ++layer) kv += per_token * seen(layer, length);
+    for (int layer = 0; layer < spec_.layers; ++layer) {
+      const int window = spec_.layer_window(layer);
+      const bool sparse = kv_.sparse.applies(1, int(length), window);
+      kv += per_token * (sparse ? kv_.sparse.kept_tokens(int(length), kv_.block_tokens) : seen(layer, length));
+    }
     return double(weight_bytes_) + batch * kv;
   }
 
@@ -60,7 +64,7 @@ class Work {
   }
   const ModelSpec& spec_;
   size_t weight_bytes_;
-  size_t kv_element_bytes_;
+  KvGeometry kv_;
   double layer_weights_ = 0;
 };
 
@@ -299,7 +303,7 @@ int bench_engine(const Config& config, const BenchEngineOptions& options) {
   auto rig = BenchRig::make(spec, *weights, **backend, config.model.engine, sizes);
   if (!rig) return failure(rig.error());
 
-  const Work work(spec, *weights, dtype_size((*rig)->geometry().dtype));
+  const Work work(spec, *weights, (*rig)->geometry());
   const std::vector<Row> rows = measure(**rig, work, options, limits);
   const DeviceInfo device = (*backend)->info();
   const Report report{checkpoint, *weights, device, limits, (*rig)->step_tokens(), rows};

@@ -153,8 +153,8 @@ void BatchBuilder::build(Step& step, const BlockPool& blocks) const {
   CHECK(row == tokens);
   step.row_begin.push_back(int32_t(step.rows.size()));
   add_moves(step, to.moves);
-  count_work(step, blocks);
   count_sparse(step);
+  count_work(step, blocks);
 
   if (!step.replayable) {
     to.row_starts[sequences] = row;
@@ -314,8 +314,9 @@ void BatchBuilder::count_work(Step& step, const BlockPool& blocks) const {
   record.prompt_pairs = work.prompt_pairs;
   record.prompt_context_tokens = work.prompt_context_tokens;
   record.weight_bytes = int64_t(cost_.weight_bytes);
-  record.kv_read_bytes =
-      int64_t(double(work.kv_read_tokens) * double(cost_.kv_bytes_per_token) * blocks.use().mean_share());
+  const int64_t left_out = int64_t(record.sparse_blocks - record.sparse_blocks_read) * layout_.block_tokens;
+  record.kv_read_bytes = int64_t(double(work.kv_read_tokens - left_out) * double(cost_.kv_bytes_per_token) *
+                                 blocks.use().mean_share());
   record.kv_write_bytes = int64_t(step.plan.tokens) * layout_.groups() * int64_t(cost_.kv_bytes_per_token);
   record.flops = cost_.flops_per_token * step.plan.tokens + cost_.flops_per_logit_row * record.logit_rows +
                  cost_.flops_per_attended * work.pairs;
