@@ -123,6 +123,29 @@ TEST_F(Builder, PaddingBelongsToNobody) {
   EXPECT_EQ(b.record.kv_read_bytes, a.record.kv_read_bytes);
 }
 
+// Of 200 tokens in blocks of 4 half, in the group that sees everything; the other has its window.
+TEST_F(Builder, BytesReadAreThoseOfTheBlocksThatSparseDecodeReads) {
+  const KvLayout layout{.block_tokens = 4, .windows = {0, 8}, .max_length = 256, .max_step_tokens = kMaxTokens};
+  const ModelCost cost{.kv_bytes_per_token = 10};
+  Request wish;
+  wish.prompt.assign(200, 1), wish.max_tokens = 8;
+  LiveRequest& live = requests_.emplace_back(std::move(wish), std::span<const int32_t>(), nullptr);
+  BlockTable table(layout);
+  ASSERT_TRUE(table.grow(pool_, 200));
+  live.slot = 0, live.table = &table;
+  int64_t read[2];
+  for (const bool sparse : {false, true}) {
+    const BatchBuilder builder({kMaxTokens, kMaxRunning, false, {sparse ? 100 : 0, 0.5f}}, layout, cost);
+    Step step;
+    builder.reserve(step, memory_);
+    plan(step, {{&live, 199, 1, true}});
+    builder.build(step, pool_);
+    read[sparse] = step.record.kv_read_bytes;
+  }
+  EXPECT_EQ(read[0], (200 + 8) * 10);
+  EXPECT_EQ(read[1], (100 + 8) * 10);
+}
+
 TEST_F(Builder, RecordedStepsFindTheirArraysWhereTheyWere) {
   const BatchBuilder builder = this->builder(true);
   Step step;
