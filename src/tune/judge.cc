@@ -34,19 +34,19 @@ Verdict judge(const Measured& before, const Measured& after, const std::vector<S
     return v.reason = fmt::format("{} of {} requests failed", a.failed, a.failed + a.completed), v;
   if (a.completed == 0) return v.reason = "no request was completed in the time there was", v;
   if (b.completed == 0) return v.keep = true, v.reason = "nothing was completed before", v;
-  // A pair of windows in which nothing differs at all is no proof; ratio() then has no width.
-  const std::string change = fmt::format("{} requests/s ({} to {})", percent(v.qps_gain.mean),
-                                         percent(v.qps_gain.low), percent(v.qps_gain.high));
+  const Estimate& gained = v.tok_s_gain;
+  const std::string change =
+      fmt::format("{} tokens/s ({} to {})", percent(gained.mean), percent(gained.low), percent(gained.high));
   if (!slo.empty()) {
     const double was = excess(slo, before.run, b), is = excess(slo, after.run, a);
     if (is > 1 && is > was * kSameMiss) return v.reason = "further from the SLO: " + change, v;
     if (was > 1 && is * kSameMiss < was) return v.keep = true, v.reason = "nearer to the SLO: " + change, v;
   }
-  if (v.qps_gain.low > 1) return v.keep = true, v.reason = change, v;
-  if (v.qps_gain.high < 1) return v.reason = "slower: " + change, v;
+  if (gained.low > 1) return v.keep = true, v.reason = change, v;
+  if (gained.high < 1) return v.reason = "slower: " + change, v;
   if (faster_tail(b, a)) {
     v.keep = true;
-    v.reason = fmt::format("p95 {} at about the same requests/s", percent(v.p95_gain));
+    v.reason = fmt::format("p95 {} at about the same tokens/s", percent(v.p95_gain));
     return v;
   }
   v.reason = "within the noise: " + change;

@@ -31,7 +31,7 @@ Verdict verdict(const Figures& before, const Figures& after, const std::string& 
 TEST(Judge, KeepsWhatIsFasterBeyondTheNoise) {
   const Verdict v = verdict(figures(10, 1000), figures(12, 1000));
   EXPECT_TRUE(v.keep);
-  EXPECT_THAT(v.reason, HasSubstr("+20.0 % requests/s"));
+  EXPECT_THAT(v.reason, HasSubstr("+20.0 % tokens/s"));
   EXPECT_NEAR(v.tok_s_gain.mean, 1.2, 1e-9);
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "server/json.h"
 
@@ -31,11 +32,15 @@ class Course {
   }
 
  private:
-  // Seconds of load for one of the measurements that are left, `weight` of them; beside the load each takes
-  // what starting and stopping took so far.
+  // Seconds of load for a measurement of that weight, of those that are left; beside it each takes what
+  // starting and stopping took so far. Where the time does not do for all, those that come first get the least,
+  // and the last ones nothing. Below 0: none.
   double seconds_for(double weight) const {
-    const double time = wish_.budget_s - rig_.spent_s() - std::max(1.0, left_) * overhead_s_;
-    return std::min(kMostLoad_s * weight, weight * time / std::max(1.0, left_));
+    const double time = wish_.budget_s - rig_.spent_s();
+    const double all = std::max(weight, left_), fit = std::floor(time / (overhead_s_ + kLeastLoad_s));
+    if (fit < 1) return -1;
+    return std::min(kMostLoad_s * weight,
+                    std::max(kLeastLoad_s, weight * (time / std::min(all, fit) - overhead_s_)));
   }
 
   Run measured(const Configuration& configuration, double weight) {
