@@ -229,6 +229,9 @@ int tune_command(const Config& config, const TuneOptions& options) {
   if (!session.failure.empty()) return failure(session.failure);
   tune::ReportFacts facts = prepared->facts;
   facts.device = rig.device(), facts.date = now_text();
+  auto orders = tune::remember_gains(options.out + "/orders.jsonl", tune::gains_of(facts.order, session));
+  if (!orders) return failure(orders.error());
+  facts.orders = std::move(*orders);
   if (Status written = write_report(config, options, facts, session); !written) return failure(written.error());
   fmt::print(
       "{}\nreport: {}/index.html, result.json, samples.jsonl\nserve with: sluice serve --config "

@@ -68,7 +68,7 @@ class Page {
         "content=\"width=device-width,initial-scale=1\">";
     out_ += fmt::format("<title>sluice tune: {}</title><style>{}</style></head>\n<body><main>\n",
                         escaped(facts_.model), kStyle);
-    header(), waterfall(), steps(), latencies(), batches(), roofline(), attribution(), findings(),
+    header(), waterfall(), steps(), orders(), latencies(), batches(), roofline(), attribution(), findings(),
         long_contexts(), commands();
     return out_ + "</main></body></html>\n";
   }
@@ -168,6 +168,22 @@ class Page {
     }
     out_ += "</tbody></table></div>\n";
     if (!facts_.accuracy.empty()) out_ += "<p>4-bit weights: " + escaped(facts_.accuracy) + "</p>\n";
+  }
+
+  void orders() {
+    if (facts_.orders.size() < 2) return;
+    section("By the order of the steps",
+            "Output tokens a second after each step against before it, in the orders that were measured here. "
+            "Grey: not kept.");
+    out_ += "<div class=\"scroll\"><table><thead><tr><th>order</th><th>in all</th></tr></thead><tbody>\n";
+    for (const OrderedGains& o : facts_.orders) {
+      std::string steps;
+      for (const OrderedGains::Gain& g : o.gains)
+        steps += fmt::format("{}<span{}>{} {}</span>", steps.empty() ? "" : " → ",
+                             g.kept ? "" : " class=\"dim\"", escaped(g.step), change(g.ratio));
+      out_ += fmt::format("<tr><td>{}</td><td>{}</td></tr>\n", steps, change(o.total));
+    }
+    out_ += "</tbody></table></div>\n";
   }
 
   void latencies() {

@@ -173,6 +173,40 @@ std::string long_table(const Session& s) {
   return out;
 }
 
+// A line for each order that was measured in this folder; nothing where there is one.
+std::string orders_table(const std::vector<OrderedGains>& orders) {
+  if (orders.size() < 2) return {};
+  std::string out =
+      "\nBy the order of the steps, tokens/s after each against before it (in brackets: not kept):\n";
+  for (const OrderedGains& o : orders) {
+    out += fmt::format("{:>9} in all: ", change(o.total));
+    for (size_t i = 0; i < o.gains.size(); ++i) {
+      const OrderedGains::Gain& g = o.gains[i];
+      const std::string said = g.step + " " + change(g.ratio);
+      out += (i ? ", " : "") + (g.kept ? said : "(" + said + ")");
+    }
+    out += "\n";
+  }
+  return out;
+}
+
+void write_orders(JsonWriter& out, const std::vector<OrderedGains>& orders) {
+  out.key("orders").begin_array();
+  for (const OrderedGains& o : orders) {
+    out.begin_object();
+    write_strings(out, "order", o.order);
+    write_number(out, "output_tok_s_ratio", o.total);
+    out.key("gains").begin_array();
+    for (const OrderedGains::Gain& g : o.gains) {
+      out.begin_object().key("step").string(g.step).key("kept").boolean(g.kept);
+      write_number(out, "output_tok_s_ratio", g.ratio);
+      out.end_object();
+    }
+    out.end_array().end_object();
+  }
+  out.end_array();
+}
+
 }  // namespace
 
 std::string change(double ratio) {
@@ -213,7 +247,7 @@ std::string table(const ReportFacts& facts, const Session& s) {
       first.qps.mean, last.qps.mean, change(last.qps.mean / first.qps.mean), first.tok_s.mean, last.tok_s.mean,
       change(last.tok_s.mean / first.tok_s.mean), first.p95_at_least ? ">=" : "", first.p95_ms.mean,
       last.p95_ms.mean, change(last.p95_ms.mean / first.p95_ms.mean));
-  out += long_table(s);
+  out += orders_table(facts.orders) + long_table(s);
   if (!facts.accuracy.empty()) out += "\n4-bit weights: " + facts.accuracy + "\n";
   if (!s.left_out.empty())
     out +=
@@ -243,6 +277,7 @@ std::string result_json(const ReportFacts& facts, const Session& s) {
   write_number(out, "p95_gain_percent", 100 * (last.p95_ms.mean / first.p95_ms.mean - 1));
   out.key("slo_missed").string(missed_slo(facts, s)).end_object();
   out.key("accuracy").string(facts.accuracy);
+  write_orders(out, facts.orders);
   write_long(out, "long_contexts_before", s.long_before), write_long(out, "long_contexts_after", s.long_after);
   out.end_object();
   return json + "\n";

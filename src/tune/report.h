@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tune/orders.h"
 #include "tune/session.h"
 
 namespace sluice::tune {
@@ -17,6 +18,7 @@ struct ReportFacts {
   std::string load_command;         // `sluice bench serve …` that drives the same load; empty: there is none
   std::string accuracy;             // what 4-bit weights cost, in words; empty: not measured
   std::vector<std::string> order;
+  std::vector<OrderedGains> orders{};  // of all sessions in the folder, this one's among them
   std::vector<Slo> slo;
   double budget_s = 0;
 };

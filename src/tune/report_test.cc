@@ -2,6 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
 
 #include "server/json.h"
 #include "tune/page.h"
@@ -99,6 +102,26 @@ TEST(Report, ChangesAreSaidInPercentAndThenAsFactors) {
   EXPECT_EQ(change(0.232), "-76.8 %");
   EXPECT_EQ(change(12.34), "x12.3");
   EXPECT_EQ(change(NAN), "-");
+}
+
+TEST(Orders, OfEachTheNewestIsKept) {
+  const std::string path = testing::TempDir() + "/orders" + std::to_string(getpid());
+  std::remove(path.c_str());
+  OrderedGains first{{"batching", "kv"}, {{"batching", true, 2}, {"kv", false, NAN}}, 2},
+      second{{"kv", "batching"}, {}, 3};
+  ASSERT_TRUE(remember_gains(path, first));
+  ASSERT_TRUE(remember_gains(path, second));
+  first.total = 4;
+  const auto all = remember_gains(path, first);
+  ASSERT_TRUE(all);
+  ASSERT_EQ(all->size(), 2u);
+  EXPECT_EQ((*all)[0].total, 4);
+  ReportFacts f = facts();
+  f.orders = *all;
+  EXPECT_THAT(table(f, session()), HasSubstr("+300.0 % in all: batching +100.0 %, (kv -)"));
+  EXPECT_THAT(page(f, session()), HasSubstr("By the order of the steps"));
+  EXPECT_THAT(page(facts(), session()), Not(HasSubstr("By the order of the steps")));
+  std::remove(path.c_str());
 }
 
 TEST(Page, NeedsNothingButItself) {
