@@ -141,6 +141,8 @@ def test_the_list_and_the_attribution(smollm2):
     for part in (attribution, attribution["slowest"]):
         assert sum(span["share"] for span in part["spans"]) == pytest.approx(1)
         assert sum(span["mean_ms"] for span in part["spans"]) == pytest.approx(part["mean_ms"])
+        assert [p["name"] for p in part["parts"]] == ["door", "queue", "prefill", "decode", "cpu_scheduling", "preemption", "write"]
+        assert sum(p["share"] for p in part["parts"]) == pytest.approx(1) and all(p["share"] >= 0 for p in part["parts"])
     mine = smollm2.get("/v1/requests/attribution?window_s=3600&request_id_prefix=list-")[1]
     assert mine["requests"] == 3, "of all that the server has answered"
     assert smollm2.get("/v1/requests/attribution?request_id_prefix=nobody-")[1]["requests"] == 0

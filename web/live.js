@@ -1,5 +1,6 @@
 // The Live view: GET /v1/live, once a second, as tiles, charts and bars.
 import {ApiError, advice, call, events} from "./api.js";
+import {Burst} from "./burst.js";
 import {LineChart, amount, short} from "./charts.js";
 import {byId, make} from "./dom.js";
 import {milliseconds} from "./heat.js";
@@ -37,6 +38,7 @@ class Live {
     ];
     byId("charts").replaceChildren(...this.charts.map(([chart]) => chart.element));
     this.points = [];
+    this.burst = new Burst();
     this.slow = new SlowRequests();
     this.wanted = false;
     document.addEventListener("visibilitychange", () => this.follow());
@@ -98,6 +100,7 @@ class Live {
     this.showTiles(s);
     this.showBatch(s.batch);
     if (s.step) this.showStep(s.step);
+    this.burst.refresh();
     this.slow.refresh();
     byId("live").dataset.samples = String(Number(byId("live").dataset.samples ?? 0) + 1);
   }

@@ -44,7 +44,9 @@ struct TokenEvent {
   float kv_hit = 0;
   LogitsState logits = LogitsState::fine;  // that it was sampled from
   float peak = 0;                          // SampleResult::peak
-  TokenLogprobs logprobs;                  // filled where asked
+  // Since the event before: it gave up its blocks, was left out for its client.
+  bool preempted = false, paused = false;
+  TokenLogprobs logprobs;  // filled where asked
 };
 
 // Milestones of a request, all on the monotonic clock. Written by the engine thread, readable once the last

@@ -52,6 +52,8 @@ struct LiveRequest : Sequence {
   int furthest_computed = 0;     // tokens that it has ever computed or found; computing below is done again
   int computed_since_token = 0;  // tokens, since its previous token
   int preemptions_seen = 0;      // that its spans know of
+  int preemptions_told = 0;      // that its events have told of
+  bool was_paused = false;       // since its last event
 };
 
 }  // namespace sluice

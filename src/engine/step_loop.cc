@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/allocation_budget.h"
 #include "base/faults.h"
 #include "base/probes.h"
 
@@ -104,6 +105,7 @@ bool StepLoop::launch_next() {
   StepRecord& r = step->record = {};
   step->failed = false;
   const TimeNs cpu = thread_cpu_ns();
+  const uint64_t allocations = thread_allocations();
   r.paused = pause_slow_clients();
   look_at_masks();
   r.planned_at = now_ns();
@@ -127,6 +129,7 @@ bool StepLoop::launch_next() {
   r.plan_ns = built_from - r.planned_at;
   r.build_ns = now_ns() - built_from;
   r.engine_off_cpu_ns = r.plan_ns + r.build_ns - (thread_cpu_ns() - cpu);
+  r.allocations = int64_t(thread_allocations() - allocations);
   note_plan(step->plan, r);
   if (executor_.in_flight() == 0)
     activate(*step, r.planned_at + r.plan_ns + r.build_ns);
@@ -142,6 +145,7 @@ bool StepLoop::commit_finished() {
   Step* step = executor_.finished();
   if (!step) return false;
   const TimeNs now = now_ns(), cpu = thread_cpu_ns();
+  const uint64_t allocations = thread_allocations();
   step->record.ended_unix_ns = unix_ns();
   if (behind_) activate(*behind_, now);
   // A step that also copied blocks tells nothing of what its rows take.
@@ -150,6 +154,7 @@ bool StepLoop::commit_finished() {
   forget_restored(step->plan);
   for (size_t i = 0; i < step->plan.entries.size(); ++i) commit(*step, i, now);
   behind_ = nullptr;
+  step->record.allocations += int64_t(thread_allocations() - allocations);
   record(*step, now, cpu);
   executor_.recycle(step);
   return true;
@@ -183,6 +188,7 @@ void StepLoop::commit(Step& step, size_t index, TimeNs now) {
   const int32_t id = entry.samples ? results.back().id : -1;
   const bool prompt_only = live.request.max_tokens == 0 && entry.first + entry.count == live.prompt_tokens;
   const FinishReason reason = prompt_only ? FinishReason::length : end_reason(live, id);
+  const int preemptions = live.preemptions;  // landing may be one, which is the next token's
   scheduler_.land(entry, id, reason, now);
   if (id >= 0) ask_for_mask(live, id);
 
@@ -195,6 +201,7 @@ void StepLoop::commit(Step& step, size_t index, TimeNs now) {
     event.time = now;
     event.kv_hit = kv_hit(live, entry);
     event.logits = logits;
+    event.preempted = std::exchange(live.preemptions_told, preemptions) != preemptions;
     if (entry.samples) {
       const SampleResult& result = results.back();
       CHECK(id >= 0 && id < vocab_, "a sampled id out of range");

@@ -124,7 +124,7 @@ class StepLoop {
   DeviceShare device_share_;
   OneSequenceShare one_sequence_share_;
   PrefixHitShare prefix_hit_share_;
-  uint64_t allocations_seen_ = 0, evictions_noted_ = 0;  // up to the step before
+  uint64_t evictions_noted_ = 0;  // up to the step before
   uint64_t evictions_seen_ = 0, host_evictions_seen_ = 0;
   double kv_peak_bytes_ = 0;
 

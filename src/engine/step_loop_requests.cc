@@ -4,7 +4,6 @@
 #include <thread>
 #include <utility>
 
-#include "base/allocation_budget.h"
 #include "base/bytes.h"
 #include "base/faults.h"
 #include "base/log.h"
@@ -115,6 +114,7 @@ int StepLoop::pause_slow_clients() {
     // Announced first, then looked at again: the client pops first, then looks whether it was announced.
     stream.paused_.exchange(true);
     live.paused = full();
+    live.was_paused |= live.paused;
     paused += live.paused;
     if (live.paused && live.steps_in_flight == 0) rest(live, now_ns());
   };
@@ -258,6 +258,7 @@ float StepLoop::kv_hit(LiveRequest& live, const PlanEntry& entry) {
 
 void StepLoop::deliver(LiveRequest& live, TokenEvent event) {
   RequestTimes& times = live.stream->times_;
+  event.paused = std::exchange(live.was_paused, false);
   if (event.id >= 0) {
     if (probe::token_on())
       probe::fire::token(live.request.id.c_str(), live.probe_key(), event.step, event.id,
@@ -371,7 +372,10 @@ void StepLoop::meet_faults() {
   if (const auto off = faults::met(Fault::off_cpu, next_step_))
     std::this_thread::sleep_for(std::chrono::milliseconds(*off));
   if (const auto count = faults::met(Fault::engine_alloc, next_step_))
-    for (int64_t i = 0; i < *count; ++i) delete new volatile int64_t(i);
+    for (int64_t i = 0; i < *count; ++i) {
+      void* volatile block = ::operator new(16);  // volatile: else the pair is left out
+      ::operator delete(block);
+    }
   if (const auto most = faults::met(Fault::evict_cache, next_step_)) scheduler_.give_up_cached(int(*most));
   if (const auto jump = faults::met(Fault::clock_jump, next_step_)) clock_offset_ns += *jump * 1'000'000;
 }
@@ -406,8 +410,6 @@ void StepLoop::record(Step& step, TimeNs commit_began, TimeNs cpu_began) {
   r.gap_ns = std::clamp<TimeNs>(r.execute_at - work_since_, 0, r.idle_ns);
   r.commit_ns = now_ns() - commit_began;
   r.engine_off_cpu_ns = std::max<TimeNs>(0, r.engine_off_cpu_ns + r.commit_ns - (thread_cpu_ns() - cpu_began));
-  const uint64_t allocations = thread_allocations();
-  r.allocations = int64_t(allocations - std::exchange(allocations_seen_, allocations));
   r.failed = step.failed;
   if (probe::step_end_on()) probe::fire::step_end(r.step, r.execute_ns, r.gap_ns, r.sampled);
   if (r.graph == GraphUse::miss && probe::graph_miss_on()) probe::fire::graph_miss(r.step, r.tokens);

@@ -50,6 +50,17 @@ bool StepLedger::read(uint64_t index, StepRecord& out) const {
   return true;
 }
 
+// Steps are numbered from 1 and end in order, so the number is the place.
+std::vector<StepRecord> StepLedger::between(int64_t first, int64_t last) const {
+  const uint64_t end = std::min(written(), uint64_t(std::max<int64_t>(0, last)));
+  std::vector<StepRecord> out;
+  for (uint64_t i = uint64_t(std::max<int64_t>(1, first)) - 1; i < end; ++i) {
+    StepRecord record;
+    if (read(i, record) && record.step == int64_t(i) + 1) out.push_back(record);
+  }
+  return out;
+}
+
 std::vector<StepRecord> StepLedger::last(size_t count) const {
   const uint64_t end = written();
   const uint64_t begin = end - std::min<uint64_t>({end, count, kCapacity});

@@ -79,7 +79,7 @@ struct StepRecord {
   // thread in plan, build and commit; of the executor's in launch.
   TimeNs engine_off_cpu_ns = 0, launch_off_cpu_ns = 0;
   TimeNs ended_unix_ns = 0;    // by the wall clock, when its results were taken back
-  int64_t allocations = 0;     // of the engine's thread since the step before; once warm, none
+  int64_t allocations = 0;     // of the engine's thread for it; once warm, none
   int32_t evicted = 0;         // blocks of the prefix cache that were given up since the step before
   int32_t moved = 0;           // blocks that changed their precision or place with it
   int32_t longest_prompt = 0;  // tokens that it computed of one prompt, at most
@@ -109,6 +109,8 @@ class StepLedger {
   void write(const StepRecord& record);
   // The newest `count` records, oldest first. Those overwritten while reading are left out.
   std::vector<StepRecord> last(size_t count) const;
+  // Those of steps `first` to `last` that are known, in order.
+  std::vector<StepRecord> between(int64_t first, int64_t last) const;
   uint64_t written() const { return written_.load(std::memory_order_acquire); }
 
  private:

@@ -17,6 +17,33 @@ Attribution sum_of(std::span<const RequestAccount* const> requests) {
 
 }  // namespace
 
+std::array<double, kAttributionParts> parts_of(const Attribution& a, double off_cpu_share) {
+  const auto sum = [&](std::initializer_list<Span> spans) {
+    double ns = 0;
+    for (const Span span : spans) ns += double(a.spans[span]);
+    return ns;
+  };
+  const double prefill = sum({Span::prefix_lookup, Span::prefill, Span::prefill_wait}),
+               decode = sum({Span::decode, Span::decode_wait}), off = off_cpu_share;
+  return {sum({Span::read, Span::parse, Span::tokenize}),
+          sum({Span::queue}),
+          prefill * (1 - off),
+          decode * (1 - off),
+          (prefill + decode) * off,
+          sum({Span::preempted, Span::recompute}),
+          sum({Span::paused, Span::other_choices, Span::format, Span::write})};
+}
+
+double off_cpu_share(std::span<const StepRecord> steps) {
+  double off = 0, all = 0;
+  for (const StepRecord& r : steps) {
+    const TimeNs took = r.execute_ns + r.gap_ns;
+    all += double(took);
+    off += double(std::min(took, r.launch_off_cpu_ns + std::min(r.gap_ns, r.engine_off_cpu_ns)));
+  }
+  return all > 0 ? off / all : 0;
+}
+
 WindowAttribution attribution_of(std::span<const RequestLog::Kept> requests, TimeNs from) {
   std::vector<const RequestAccount*> inside;
   for (const RequestLog::Kept& kept : requests) {

@@ -1,8 +1,11 @@
 // Where the time of many requests went. Pure.
 #pragma once
 
+#include <array>
 #include <span>
+#include <string_view>
 
+#include "engine/step_record.h"
 #include "observe/request_log.h"
 
 namespace sluice {
@@ -16,6 +19,15 @@ struct Attribution {
   double mean_ms() const { return requests > 0 ? ms(total) / requests : 0; }
   double mean_ms(Span span) const { return requests > 0 ? ms(spans[span]) / requests : 0; }
 };
+
+// The same in the few parts that tell what to do about it. What threads waited for a core is no span: it is
+// taken off prefill and decode by the share of the steps' time in which their threads were off the processor.
+inline constexpr int kAttributionParts = 7;
+inline constexpr std::array<std::string_view, kAttributionParts> kAttributionPartNames = {
+    "door", "queue", "prefill", "decode", "cpu_scheduling", "preemption", "write"};
+std::array<double, kAttributionParts> parts_of(const Attribution& a,
+                                               double off_cpu_share);  // ns, sum to the total
+double off_cpu_share(std::span<const StepRecord> steps);
 
 struct WindowAttribution {
   Attribution all;

@@ -6,7 +6,7 @@ namespace sluice {
 
 std::vector<Finding> diagnose(const Vitals& vitals) {
   std::vector<Finding> findings;
-  for (const auto rules : {device_rules(), batching_rules(), host_rules()})
+  for (const auto rules : {device_rules(), batching_rules(), host_rules(), token_rules()})
     for (const Rule rule : rules)
       if (auto found = rule(vitals)) findings.push_back(std::move(*found));
   for (Finding& f : findings) f.lost = std::clamp(f.lost, 0.0, 0.99);

@@ -39,6 +39,7 @@ using Rule = std::optional<Finding> (*)(const Vitals&);
 std::span<const Rule> device_rules();    // diagnosis_device.cc
 std::span<const Rule> batching_rules();  // diagnosis_batching.cc
 std::span<const Rule> host_rules();      // diagnosis_host.cc
+std::span<const Rule> token_rules();     // diagnosis_tokens.cc
 
 // Most lost first. Empty: nothing ran in the window, or nothing is evident.
 std::vector<Finding> diagnose(const Vitals& vitals);

@@ -4,13 +4,11 @@
 #include <algorithm>
 
 #include "observe/diagnosis.h"
+#include "observe/thresholds.h"
 
 namespace sluice {
 namespace {
 
-// As the issue that asked for this defines the two.
-constexpr double kBandwidthBound = 0.90, kLittleCompute = 0.60, kBothBusy = 0.85;
-constexpr double kMuchGap = 0.15;
 constexpr double kNothingWasted =
     0.01;  // what a bound may gain without another model or machine: last in the ranking
 constexpr double kFewSteps = 20;
@@ -20,7 +18,7 @@ double share(double value, double peak) { return peak > 0 ? value / peak : 0; }
 std::optional<Finding> memory_bandwidth_bound(const Vitals& v) {
   const double bandwidth = share(v.steps.bytes_s(), v.peaks.bytes_s),
                compute = share(v.steps.flops_s(), v.peaks.flops_s);
-  if (v.steps.steps < kFewSteps || bandwidth <= kBandwidthBound || compute >= kLittleCompute) return {};
+  if (v.steps.steps < kFewSteps || !is_bandwidth_bound(bandwidth, compute)) return {};
   const double weights = v.steps.weight_bytes / (v.steps.weight_bytes + v.steps.kv_bytes);
   const bool kv = weights < 0.5;
   return Finding{"memory-bandwidth-bound",
@@ -42,9 +40,7 @@ std::optional<Finding> memory_bandwidth_bound(const Vitals& v) {
 std::optional<Finding> compute_bound(const Vitals& v) {
   const double bandwidth = share(v.steps.bytes_s(), v.peaks.bytes_s),
                compute = share(v.steps.flops_s(), v.peaks.flops_s);
-  // Prompts alone read little and compute all the time; the original rule wants both, which is the same
-  // trouble.
-  if (v.steps.steps == 0 || compute <= kBothBusy) return {};
+  if (v.steps.steps == 0 || !is_compute_bound(compute)) return {};
   return Finding{
       "compute-bound",
       kNothingWasted,
@@ -60,7 +56,7 @@ std::optional<Finding> compute_bound(const Vitals& v) {
 }
 
 std::optional<Finding> host_bound(const Vitals& v) {
-  if (v.steps.steps < kFewSteps || v.steps.gap_share() <= kMuchGap) return {};
+  if (v.steps.steps < kFewSteps || !is_host_bound(v.steps.gap_share())) return {};
   return Finding{
       "host-bound",
       v.steps.gap_share(),

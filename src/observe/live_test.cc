@@ -155,8 +155,9 @@ TEST(Verdict, NamesTheCauseThatTheSampleShows) {
   };
   EXPECT_EQ(cause(LiveSample{}), "idle");
   EXPECT_EQ(cause(busy()), "none");
-  EXPECT_EQ(cause(busy(), {12e9, 1e12}), "bandwidth");
-  EXPECT_EQ(cause(busy(), {12e9, 11e9}), "compute");
+  EXPECT_EQ(cause(busy(), {11e9, 1e12}), "bandwidth");
+  EXPECT_EQ(cause(busy(), {12e9, 1e12}), "none") << "the diagnosis would not say so either";
+  EXPECT_EQ(cause(busy(), {11e9, 11e9}), "compute");
   LiveSample s = busy();
   s.split.gap_ms = 4;
   EXPECT_EQ(cause(s), "host");

@@ -3,13 +3,11 @@
 #include <fmt/format.h>
 
 #include "observe/live.h"
+#include "observe/thresholds.h"
 
 namespace sluice {
 
 namespace {
-
-constexpr double kFarUsed = 0.6;   // of a measured peak: from here on it is what limits
-constexpr double kMuchGap = 0.15;  // of a step's time
 
 std::string requests(int count) { return fmt::format("{} request{}", count, count == 1 ? "" : "s"); }
 
@@ -62,7 +60,7 @@ Verdict what_holds_back(const LiveSample& s, const LiveLimits& limits) {
     return {"clients",
             "Some clients read more slowly than their answers are made; theirs pause, others go on."};
   const double step_ms = s.split.execute_ms + s.split.gap_ms;
-  if (s.split.steps > 0 && s.split.gap_ms > kMuchGap * step_ms) {
+  if (s.split.steps > 0 && is_host_bound(s.split.gap_ms / step_ms)) {
     return {
         "host",
         fmt::format("The device stands still for {:.0f} % of the time though there is work: the host does not "
@@ -72,10 +70,10 @@ Verdict what_holds_back(const LiveSample& s, const LiveLimits& limits) {
   const auto share = [](double value, double peak) { return peak > 0 ? value / peak : 0; };
   const double compute = share(s.flops_s, limits.peaks.flops_s),
                bandwidth = share(s.bytes_s, limits.peaks.bytes_s);
-  if (compute >= kFarUsed && compute >= bandwidth)
+  if (is_compute_bound(compute))
     return {"compute",
             fmt::format("Arithmetic: steps run at {:.0f} % of what was measured as possible.", 100 * compute)};
-  if (bandwidth >= kFarUsed) {
+  if (is_bandwidth_bound(bandwidth, compute)) {
     return {"bandwidth",
             fmt::format("Memory bandwidth: steps read at {:.0f} % of what was measured as possible. More "
                         "requests at once would cost little.",

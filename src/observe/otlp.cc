@@ -149,11 +149,28 @@ class SpanWriter {
   }
 
   void child(std::string_view name, TimeNs from, TimeNs to, const SpanTimes& times,
-             std::initializer_list<Span> parts, int choice = -1, TimeNs longest_gap = 0) {
-    span(next_id(), a_.trace.span_id, name, kInternal, from, to, [&](ProtobufWriter&, Attributes& attributes) {
-      for (const Span part : parts) attributes.span_time(part, times);
-      if (choice >= 0) attributes.integer("sluice.choice", choice);
-      if (longest_gap > 0) attributes.real("sluice.longest_token_gap_ms", ms(longest_gap));
+             std::initializer_list<Span> parts, int choice = -1, TimeNs longest_gap = 0,
+             std::span<const Anomaly> anomalies = {}) {
+    span(next_id(), a_.trace.span_id, name, kInternal, from, to,
+         [&](ProtobufWriter& s, Attributes& attributes) {
+           for (const Anomaly& anomaly : anomalies) event(s, anomaly);
+           for (const Span part : parts) attributes.span_time(part, times);
+           if (choice >= 0) attributes.integer("sluice.choice", choice);
+           if (longest_gap > 0) attributes.real("sluice.longest_token_gap_ms", ms(longest_gap));
+         });
+  }
+
+  void event(ProtobufWriter& span, const Anomaly& anomaly) const {
+    span.message(11, [&](ProtobufWriter& e) {
+      e.fixed64(1, unix_ns(anomaly.at));
+      e.bytes(2, anomaly_name(anomaly.kind));
+      Attributes attributes(e, 3);
+      attributes.text("sluice.anomaly.cause", cause_name(anomaly.cause()));
+      attributes.text("sluice.anomaly.text", anomaly.chain.empty() ? "" : anomaly.chain[0].text);
+      attributes.integer("sluice.anomaly.token", anomaly.token);
+      attributes.integer("sluice.anomaly.step", anomaly.step);
+      attributes.real("sluice.anomaly.value", anomaly.value);
+      attributes.real("sluice.anomaly.usual", anomaly.usual);
     });
   }
 
@@ -169,7 +186,7 @@ class SpanWriter {
     if (!c.first_token) return;
     child("decode", first, c.engine_end, c.spans,
           {Span::decode, Span::decode_wait, Span::preempted, Span::recompute, Span::paused}, shown,
-          c.longest_gap);
+          c.longest_gap, c.anomalies);
   }
 
   ProtobufWriter& out_;
@@ -181,7 +198,7 @@ class SpanWriter {
 }  // namespace
 
 const char* kept_by_name(KeptBy why) {
-  constexpr const char* kNames[] = {"parent", "ratio", "error", "slow"};
+  constexpr const char* kNames[] = {"parent", "ratio", "error", "slow", "anomaly"};
   return kNames[size_t(why)];
 }
 

@@ -22,7 +22,7 @@
 namespace sluice {
 
 // Why a trace is kept.
-enum class KeptBy : uint8_t { parent, ratio, error, slow };
+enum class KeptBy : uint8_t { parent, ratio, error, slow, anomaly };
 const char* kept_by_name(KeptBy why);
 
 struct FinishedTrace {

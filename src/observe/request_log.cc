@@ -21,6 +21,17 @@ size_t count(const TokenLists& lists) {
 
 }  // namespace
 
+double least_kv_reuse(std::span<const TokenAccount> tokens) {
+  const size_t window = std::min(kReuseWindow, tokens.size());
+  double sum = 0, least = double(window);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    sum += tokens[i].kv_hit;
+    if (i >= window) sum -= tokens[i - window].kv_hit;
+    if (i + 1 >= window) least = std::min(least, sum);
+  }
+  return window > 0 ? least / double(window) : 0;
+}
+
 RequestLog::RequestLog() {
   for (int i = 0; i < kSpans; ++i) {
     span_time_[size_t(i)] = &meter::counter("sluice_request_span_seconds_total",

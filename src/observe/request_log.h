@@ -10,12 +10,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/meter.h"
 #include "engine/engine.h"
+#include "observe/anomaly_watch.h"
 #include "observe/trace_context.h"
 
 namespace sluice {
@@ -25,6 +27,7 @@ struct TokenAccount {
   int32_t step = 0;      // of the engine
   float latency_ms = 0;  // since the choice's previous token; the first: since the request began
   float kv_hit = 0;      // TokenEvent::kv_hit
+  float z = 0;           // of latency_ms, by its lane's mean and deviation; 0: not enough seen
 };
 
 // One choice: one sequence of the engine.
@@ -39,6 +42,9 @@ struct ChoiceAccount {
   TimeNs first_token = 0;          // 0: it has none
   TimeNs longest_gap = 0;          // between two of its tokens
   TimeNs engine_end = 0;           // the engine's last word on it
+  std::vector<Anomaly> anomalies;  // the first kMostAnomalies
+  int anomalies_cut = 0;           // those beyond
+  static constexpr int kMostAnomalies = 16;
 };
 
 // Of what was asked, what traces show. Below 0: not told.
@@ -46,6 +52,7 @@ struct AskedFor {
   int max_tokens = -1;
   float temperature = -1;
   float top_p = -1;
+  bool biased = false, constrained = false, penalised = false;  // logit_bias, grammar, penalties
 };
 
 // One HTTP request that the engine took; one that it did not take has no choices and is told to no one but
@@ -75,6 +82,10 @@ struct RequestAccount {
 
 using TokenLists = std::vector<std::vector<TokenAccount>>;  // by choice
 
+// The least mean kv_hit of kReuseWindow tokens that follow one another, or of all if there are fewer.
+inline constexpr size_t kReuseWindow = 32;
+double least_kv_reuse(std::span<const TokenAccount> tokens);
+
 // How long a client did not take what there was for it after the engine's last word. Written by its
 // connection's thread, read by any.
 struct Blocked {
@@ -99,9 +110,11 @@ class RequestLog {
  public:
   static constexpr size_t kRequests = 1000;
   static constexpr size_t kTokensOfRequest = 4096;    // the first of all its choices together
-  static constexpr size_t kTokens = size_t{1} << 20;  // of all requests (16 MiB); the oldest give way
+  static constexpr size_t kTokens = size_t{1} << 20;  // of all requests (20 MiB); the oldest give way
 
   RequestLog();
+  AnomalyWatch& anomalies() { return anomalies_; }
+  const AnomalyWatch& anomalies() const { return anomalies_; }
 
   // Hears of every account as it is finished, on the thread that finishes it. Before the first begin().
   using Listener = std::function<void(const std::shared_ptr<const RequestAccount>&)>;
@@ -126,6 +139,7 @@ class RequestLog {
 
  private:
   std::array<Counter*, kSpans> span_time_{};
+  AnomalyWatch anomalies_;
   Listener listener_;
   mutable std::mutex mutex_;
   // Guarded by mutex_, which is held for moving pointers only.

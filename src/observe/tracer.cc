@@ -48,6 +48,13 @@ Status check_pairs(const std::vector<std::string>& pairs, const char* field) {
   return {};
 }
 
+// A stall makes tokens of all streams slow; those traces are kept by ratio alone.
+bool has_odd_text(const ChoiceAccount& choice) {
+  return std::any_of(choice.anomalies.begin(), choice.anomalies.end(), [](const Anomaly& a) {
+    return a.kind != AnomalyKind::slow_token && a.kind != AnomalyKind::low_reuse;
+  });
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Tracer>> Tracer::create(const TracingSettings& settings) {
@@ -98,6 +105,8 @@ bool Tracer::keeps(const RequestAccount& account, KeptBy& why) const {
     why = KeptBy::error;
   } else if (settings_.slow_ms > 0 && account.total() > TimeNs(settings_.slow_ms) * 1'000'000) {
     why = KeptBy::slow;
+  } else if (std::any_of(account.choices.begin(), account.choices.end(), has_odd_text)) {
+    why = KeptBy::anomaly;
   } else {
     return false;
   }

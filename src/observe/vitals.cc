@@ -1,5 +1,7 @@
 #include "observe/vitals.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -78,12 +80,11 @@ HostVitals host_vitals(const HostState& before, const HostState& now, double win
   return v;
 }
 
-void VitalsHistory::note(const std::vector<Meter>& meters, const StepLedger* ledger, HostState host,
-                         TimeNs now) {
+void VitalsHistory::note(const std::vector<Meter>& meters, const StepLedger* ledger,
+                         std::optional<HostState> host, TimeNs now) {
   Reading reading;
   reading.at = now;
   reading.steps = ledger != nullptr ? ledger->written() : 0;
-  reading.host = std::move(host);
   std::vector<double> bounds;
   for (const Meter& m : meters) {
     if (m.histogram != nullptr && m.name == "sluice_request_queue_seconds") {
@@ -100,9 +101,20 @@ void VitalsHistory::note(const std::vector<Meter>& meters, const StepLedger* led
   readings_.push_back(std::move(reading));
   while (readings_.back().at - readings_.front().at > TimeNs(kLongestWindow_s) * 1'000'000'000)
     readings_.pop_front();
+  if (host) hosts_.push_back({now, std::move(*host)});
+  while (hosts_.size() > 1 && now - hosts_[1].at > TimeNs(kLongestWindow_s) * 1'000'000'000) hosts_.pop_front();
 }
 
-Vitals VitalsHistory::window(double window_s, const StepLedger* ledger) const {
+HostVitals VitalsHistory::host_window(TimeNs from, std::optional<HostReading> host_now) const {
+  if (!host_now && !hosts_.empty()) host_now = hosts_.back();
+  if (!host_now || hosts_.empty()) return {};
+  auto first = hosts_.begin();
+  while (std::next(first) != hosts_.end() && std::next(first)->at <= from) ++first;
+  return host_vitals(first->state, host_now->state, std::max(1e-3, seconds(host_now->at - first->at)));
+}
+
+Vitals VitalsHistory::window(double window_s, const StepLedger* ledger,
+                             std::optional<HostReading> host_now) const {
   std::lock_guard lock(mutex_);
   Vitals v;
   if (readings_.size() < 2) {
@@ -153,7 +165,22 @@ Vitals VitalsHistory::window(double window_s, const StepLedger* ledger) const {
   kv.evicted_blocks = grown("sluice_prefix_cache_evictions_total");
   kv.missed_evicted_tokens = grown("sluice_prefix_cache_missed_evicted_tokens_total");
   kv.restored_bytes = grown(R"(sluice_kv_host_copied_bytes_total{to="pool"})");
-  v.host = host_vitals(first.host, last.host, v.window_s);
+  for (int k = 0; k < kAnomalyKinds; ++k) {
+    for (int c = 0; c < kAnomalyCauses; ++c) {
+      const AnomalyKind kind = AnomalyKind(k);
+      const AnomalyCause cause = AnomalyCause(c);
+      if (!is_cause_of(cause, kind)) continue;
+      SeenAnomaly seen{kind, cause};
+      seen.count = grown(fmt::format("sluice_token_anomalies_total{{kind=\"{}\",cause=\"{}\"}}",
+                                     anomaly_name(kind), cause_name(cause)));
+      if (seen.count <= 0) continue;
+      if (kind == AnomalyKind::slow_token)
+        seen.excess_s =
+            grown(fmt::format("sluice_slow_token_seconds_total{{cause=\"{}\"}}", cause_name(cause)));
+      v.anomalies.push_back(seen);
+    }
+  }
+  v.host = host_window(first.at, std::move(host_now));
   return v;
 }
 

@@ -6,11 +6,14 @@
 #include <array>
 #include <deque>
 #include <map>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/meter.h"
 #include "engine/step_record.h"
+#include "observe/anomaly.h"
 #include "observe/attribution.h"
 #include "observe/host_state.h"
 #include "observe/live.h"
@@ -71,6 +74,14 @@ struct HostVitals {
   int nodes = 1;
 };
 
+// Odd tokens of one kind and one root cause.
+struct SeenAnomaly {
+  AnomalyKind kind = AnomalyKind::slow_token;
+  AnomalyCause cause = AnomalyCause::unknown;
+  double count = 0;
+  double excess_s = 0;  // of slow tokens: beyond what is usual, summed
+};
+
 struct Vitals {
   double window_s = 0;
   bool complete = true;  // false: the server has not been watched for so long
@@ -84,21 +95,29 @@ struct Vitals {
   StepVitals steps;
   KvVitals kv;
   HostVitals host;
+  std::vector<SeenAnomaly> anomalies;
   std::vector<CardReading> cards;
   WindowAttribution attribution;
 };
 
 // Keeps a reading a second for as long as the longest window. Thread-safe but for note(), which one thread
 // calls.
+struct HostReading {
+  TimeNs at = 0;
+  HostState state;
+};
+
 class VitalsHistory {
  public:
   static constexpr int kLongestWindow_s = 120;
 
-  // What has been counted so far.
-  void note(const std::vector<Meter>& meters, const StepLedger* ledger, HostState host, TimeNs now);
+  // What has been counted so far. Of the host, where it was looked at: that costs more than meters do.
+  void note(const std::vector<Meter>& meters, const StepLedger* ledger, std::optional<HostState> host,
+            TimeNs now);
   // From the reading nearest to `window_s` before the last one to the last one. Seats, peaks, cards and
-  // attribution are the caller's to fill in.
-  Vitals window(double window_s, const StepLedger* ledger) const;
+  // attribution are the caller's to fill in. The host's part is up to `host_now`, where it is given, from the
+  // latest look at it before the window or else the first in it.
+  Vitals window(double window_s, const StepLedger* ledger, std::optional<HostReading> host_now = {}) const;
 
  private:
   struct Reading {
@@ -106,10 +125,11 @@ class VitalsHistory {
     uint64_t steps = 0;           // records written
     MeterValues values;           // counters and gauges: by name, and by name{labels}
     std::vector<uint64_t> queue;  // buckets of sluice_request_queue_seconds
-    HostState host;
   };
+  HostVitals host_window(TimeNs from, std::optional<HostReading> host_now) const;  // needs mutex_
   mutable std::mutex mutex_;
   std::deque<Reading> readings_;      // guarded by mutex_, oldest first
+  std::deque<HostReading> hosts_;     // guarded by mutex_, oldest first; not empty once one is noted
   std::vector<double> queue_bounds_;  // guarded by mutex_
 };
 

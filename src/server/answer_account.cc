@@ -1,7 +1,13 @@
 #include "server/answer_account.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
+#include <limits>
+
+#include "base/log.h"
+#include "base/log_scope.h"
 
 namespace sluice {
 namespace {
@@ -68,9 +74,12 @@ SpanClock::Reading AnswerAccount::reading_of(const Choice& choice, TimeNs now) c
   return choice.ended ? choice.reading : choice.progress->spans.read(now);
 }
 
-void AnswerAccount::token(size_t index, const TokenEvent& event) {
-  if (!log_ || event.id < 0) return;
+void AnswerAccount::token(size_t index, const TokenEvent& event, const TokenText& text) {
+  if (!log_) return;
   Choice& choice = choices_[index];
+  watch(choice, event, text);
+  if (event.id < 0) return;
+  choice.last_step = event.step;
   const TimeNs before = std::exchange(choice.last_token, event.time);
   if (before)
     choice.longest_gap = std::max(choice.longest_gap, event.time - before);
@@ -80,7 +89,61 @@ void AnswerAccount::token(size_t index, const TokenEvent& event) {
   if (tokens_kept_ == RequestLog::kTokensOfRequest) return;
   ++tokens_kept_;
   const TimeNs latency = event.time - (before ? before : arrival_.first_byte);
-  tokens_[index].push_back({event.id, event.step, float(ms(latency)), event.kv_hit});
+  tokens_[index].push_back({event.id, event.step, float(ms(latency)), event.kv_hit, float(choice.watch.z())});
+}
+
+// Before the choice takes note of the event.
+void AnswerAccount::watch(Choice& choice, const TokenEvent& event, const TokenText& text) {
+  OddFacts facts;
+  facts.from = choice.last_token, facts.to = event.time;
+  facts.step_before = choice.last_step;
+  facts.step = event.id >= 0 ? event.step : choice.last_step + 1;  // an end without a token knows no step
+  facts.tenant = head_.tenant;
+  facts.preempted = event.preempted, facts.paused = event.paused;
+  facts.sampler = {std::max(0.0f, head_.asked.temperature), head_.asked.biased, head_.asked.constrained,
+                   head_.asked.penalised};
+  const auto note = [&](const OddToken& odd) {
+    facts.kind = odd.kind, facts.value = odd.value, facts.usual = odd.usual;
+    choice.odd.emplace_back(facts, choice.watch.tokens());
+  };
+  if (event.id < 0) {
+    if (event.finish == FinishReason::failed) note({AnomalyKind::failed_step, 1, 0});
+    return;
+  }
+  TokenSeen seen{.id = event.id,
+                 .kv_hit = event.kv_hit,
+                 .logits = event.logits,
+                 .peak = event.peak,
+                 .chars = text.chars,
+                 .control = text.control};
+  if (choice.last_token) seen.interval_ms = ms(event.time - choice.last_token);
+  choice.broken |= event.logits == LogitsState::nan || event.logits == LogitsState::flat;
+  const auto odd = choice.watch.push(seen, log_->anomalies().usual(head_.lane));
+  facts.unlikely = choice.watch.saw_unlikely(), facts.broken = choice.broken;
+  for (const OddToken& each : odd) note(each);
+  if (!choice.odd.empty()) settle(choice, event.step - 2);
+}
+
+// What was odd in steps up to this one, whose records and that of the step behind it are there.
+void AnswerAccount::settle(Choice& choice, int64_t until_step) {
+  std::erase_if(choice.odd, [&](const auto& odd) {
+    if (odd.first.step > until_step) return false;
+    Anomaly anomaly;
+    if (!log_->anomalies().make(odd.first, odd.second, anomaly)) return true;
+    tell(anomaly);
+    if (choice.anomalies.size() < size_t(ChoiceAccount::kMostAnomalies))
+      choice.anomalies.push_back(std::move(anomaly));
+    else
+      ++choice.anomalies_cut;
+    return true;
+  });
+}
+
+void AnswerAccount::tell(const Anomaly& a) const {
+  if (!log_enabled(LogLevel::info) || !log_->anomalies().may_log(a.at)) return;
+  const LogScope about(log_ids(head_.trace, head_.request_id));
+  LOG(info, "request {} token {} in step {}: {} ({:.4g}, usually {:.4g}), for {}: {}", head_.request_id,
+      a.token, a.step, anomaly_name(a.kind), a.value, a.usual, cause_name(a.cause()), a.chain[0].text);
 }
 
 void AnswerAccount::choice_ended(size_t index, const char* finish_reason, TimeNs now) {
@@ -134,7 +197,8 @@ void AnswerAccount::close(TimeNs now) {
   head_.finished = std::max(now, made);
   const TimeNs blocked = std::min(running->blocked.before.load(), made - engine_end);
   for (size_t k = 0; k < choices_.size(); ++k) {
-    const Choice& choice = choices_[k];
+    Choice& choice = choices_[k];
+    settle(choice, std::numeric_limits<int64_t>::max());
     const RequestProgress& progress = *choice.progress;
     ChoiceAccount account;
     account.spans = before(readings[k]);
@@ -150,6 +214,8 @@ void AnswerAccount::close(TimeNs now) {
     account.cached_tokens = progress.cached_tokens.load(std::memory_order_relaxed);
     account.preemptions = progress.preemptions.load(std::memory_order_relaxed);
     account.steps = progress.steps.load(std::memory_order_relaxed);
+    account.anomalies = std::move(choice.anomalies);
+    account.anomalies_cut = choice.anomalies_cut;
     account.finish_reason = choice.finish_reason ? choice.finish_reason : head_.ended;
     head_.choices.push_back(account);
   }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "observe/request_log.h"
+#include "server/token_text.h"
 
 namespace sluice {
 
@@ -38,7 +39,7 @@ class AnswerAccount {
   void begin();  // all choices are submitted
   void drop();   // they were not: there will be no account
 
-  void token(size_t choice, const TokenEvent& event);
+  void token(size_t choice, const TokenEvent& event, const TokenText& text = {});
   // By its own account: a stop string ends it before the engine hears of it. `finish_reason` null: the
   // request's.
   void choice_ended(size_t choice, const char* finish_reason, TimeNs now = now_ns());
@@ -61,7 +62,18 @@ class AnswerAccount {
     const char* finish_reason = nullptr;
     int generated = 0;
     TimeNs first_token = 0, last_token = 0, longest_gap = 0;
+    int32_t last_step = 0;
+    StreamWatch watch;
+    std::vector<std::pair<OddFacts, int>>
+        odd;  // with the token's number; until the records of its steps are there
+    std::vector<Anomaly> anomalies;
+    int anomalies_cut = 0;
+    bool broken = false;  // it has had logits that were none
   };
+  void watch(Choice& choice, const TokenEvent& event, const TokenText& text);
+  void settle(Choice& choice, int64_t until_step);
+  void tell(const Anomaly& anomaly) const;
+
   SpanTimes before(const SpanClock::Reading& reading) const;
   SpanClock::Reading reading_of(const Choice& choice, TimeNs now) const;
 

@@ -40,11 +40,27 @@ void append_head(JsonWriter& w, const RequestAccount& a, const char* state, cons
   w.key("started_at").number(a.started_at).key("prompt_tokens").integer(a.prompt_tokens);
 }
 
+void append_anomalies(JsonWriter& w, const ChoiceAccount& c) {
+  w.key("anomalies").begin_array();
+  for (const Anomaly& a : c.anomalies) {
+    w.begin_object().key("kind").string(anomaly_name(a.kind)).key("cause").string(cause_name(a.cause()));
+    w.key("token").integer(a.token).key("step").integer(a.step);
+    w.key("value").number(a.value).key("usual").number(a.usual).key("chain").begin_array();
+    for (const CauseLink& link : a.chain) {
+      w.begin_object().key("cause").string(cause_name(link.cause)).key("share").number(link.share);
+      w.key("text").string(link.text).end_object();
+    }
+    w.end_array().end_object();
+  }
+  w.end_array().key("anomalies_cut").integer(c.anomalies_cut);
+}
+
 void append_choice(JsonWriter& w, const ChoiceAccount& c) {
   w.key("finish_reason").string(c.finish_reason).key("generated").integer(c.generated);
   w.key("cached_tokens").integer(c.cached_tokens).key("preemptions").integer(c.preemptions);
   w.key("steps").integer(c.steps);
   append_spans(w, c.spans);
+  append_anomalies(w, c);
 }
 
 // `tokens` null: they were dropped.
@@ -53,10 +69,11 @@ void append_tokens(JsonWriter& w, const std::vector<TokenAccount>* tokens, int g
   if (tokens) {
     for (const TokenAccount& t : *tokens) {
       w.begin_object().key("id").integer(t.id).key("step").integer(t.step);
-      w.key("latency_ms").number(t.latency_ms).key("kv_hit").number(t.kv_hit).end_object();
+      w.key("latency_ms").number(t.latency_ms).key("kv_hit").number(t.kv_hit).key("z").number(t.z).end_object();
     }
   }
   w.end_array();
+  if (tokens && !tokens->empty()) w.key("kv_reuse").number(least_kv_reuse(*tokens));
   w.key("tokens_cut").integer(generated - (tokens ? int64_t(tokens->size()) : 0));
 }
 
@@ -156,13 +173,20 @@ HttpResponse list(const HttpRequest& request, const View& view) {
   return response;
 }
 
-void append_attribution(JsonWriter& w, const Attribution& a) {
+void append_attribution(JsonWriter& w, const Attribution& a, double off_cpu) {
   w.key("requests").integer(a.requests).key("mean_ms").number(a.mean_ms());
   w.key("spans").begin_array();
   for (int i = 0; i < kSpans; ++i) {
     const Span span = Span(i);
     w.begin_object().key("name").string(span_name(span)).key("mean_ms").number(a.mean_ms(span));
     w.key("share").number(a.share(span)).end_object();
+  }
+  w.end_array().key("parts").begin_array();
+  const auto parts = parts_of(a, off_cpu);
+  for (size_t i = 0; i < parts.size(); ++i) {
+    w.begin_object().key("name").string(kAttributionPartNames[i]);
+    w.key("mean_ms").number(a.requests > 0 ? parts[i] * 1e-6 / a.requests : 0);
+    w.key("share").number(a.total > 0 ? parts[i] / double(a.total) : 0).end_object();
   }
   w.end_array();
 }
@@ -181,9 +205,10 @@ HttpResponse attribution(const HttpRequest& request, const View& view) {
   JsonWriter w(response.body);
   w.begin_object().key("window_s").integer(*window_s);
   w.key("complete").boolean(complete);
-  append_attribution(w, result.all);
+  const double off_cpu = off_cpu_share(view.log.anomalies().steps_since(from));
+  append_attribution(w, result.all, off_cpu);
   w.key("slowest").begin_object();
-  append_attribution(w, result.slowest);
+  append_attribution(w, result.slowest, off_cpu);
   w.end_object().end_object();
   return response;
 }

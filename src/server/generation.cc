@@ -100,7 +100,14 @@ RequestAccount Generation::account_head() const {
   head.route = plan_.route;
   head.trace = plan_.trace;
   if (plan_.pooling == Pooling::none) {
-    head.asked = {plan_.options.max_tokens.value_or(-1), plan_.sampling.temperature, plan_.sampling.top_p};
+    const SamplingParams& s = plan_.sampling;
+    head.asked = {
+        .max_tokens = plan_.options.max_tokens.value_or(-1),
+        .temperature = s.temperature,
+        .top_p = s.top_p,
+        .biased = !s.logit_bias.empty(),
+        .constrained = plan_.grammar != nullptr,
+        .penalised = s.presence_penalty != 0 || s.frequency_penalty != 0 || s.repetition_penalty != 1};
   }
   head.lane = plan_.lane;
   head.tenant = plan_.tenant;
@@ -191,7 +198,8 @@ bool Generation::pump_choice(Running& running) {
   bool any = false;
   while (!choice.ended() && running.stream->pop(event)) {
     any = true;
-    account_.token(size_t(choice.index()), event);
+    account_.token(size_t(choice.index()), event,
+                   event.id >= 0 ? text_seen(model_.tokenizer(), event.id) : TokenText());
     plan_.permit.first_token(event.time);
     if (event.finish != FinishReason::none) running.drained = true;
     if (!choice.push(event)) continue;

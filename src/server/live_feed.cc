@@ -103,8 +103,9 @@ void LiveFeed::run() {
 }
 
 void LiveFeed::measure_if_idle(const LiveSample& sample) {
-  if (sources_.measure_peaks == nullptr || (listeners() == 0 && !asked_.load(std::memory_order_relaxed)) ||
-      sample.running > 0 || sample.waiting > 0)
+  if (sources_.measure_peaks == nullptr ||
+      (listeners() == 0 && asked_at_.load(std::memory_order_relaxed) == 0) || sample.running > 0 ||
+      sample.waiting > 0)
     return;
   const LivePeaks peaks = std::exchange(sources_.measure_peaks, nullptr)();
   std::lock_guard lock(mutex_);
@@ -119,8 +120,10 @@ void LiveFeed::raise_peaks(const LiveSample& sample) {
 }
 
 Vitals LiveFeed::vitals(double window_s) const {
-  asked_.store(true, std::memory_order_relaxed);
-  Vitals vitals = history_.window(window_s, model_->engine().step_ledger());
+  const TimeNs now = now_ns();
+  asked_at_.store(now, std::memory_order_relaxed);
+  Vitals vitals =
+      history_.window(window_s, model_->engine().step_ledger(), HostReading{now, read_host_state()});
   vitals.card = model_->engine().info().device.is_card();
   std::lock_guard lock(mutex_);
   vitals.cards = cards_;
@@ -128,13 +131,24 @@ Vitals LiveFeed::vitals(double window_s) const {
   return vitals;
 }
 
+// Host and card each second while somebody asks for what they say, else seldom: once for the next to ask to
+// compare with.
+bool LiveFeed::wants_look(TimeNs now) {
+  constexpr TimeNs kAsked = TimeNs(VitalsHistory::kLongestWindow_s) * 1'000'000'000, kSeldom = 30'000'000'000;
+  const TimeNs asked = asked_at_.load(std::memory_order_relaxed);
+  if (looked_at_ && now - looked_at_ < kSeldom && (!asked || now - asked > kAsked)) return false;
+  looked_at_ = now;
+  return true;
+}
+
 void LiveFeed::publish(TimeNs now) {
   const std::vector<Meter> meters = meter::all();
   const StepLedger* ledger = model_->engine().step_ledger();
   const LiveSample sample = sampler_.sample(meters, ledger, now);
-  history_.note(meters, ledger, read_host_state(), now);
+  const bool looks = wants_look(now);
+  history_.note(meters, ledger, looks ? std::optional(read_host_state()) : std::nullopt, now);
   std::vector<CardReading> cards;
-  if (sources_.read_cards != nullptr) cards = sources_.read_cards();
+  if (looks && sources_.read_cards != nullptr) cards = sources_.read_cards();
   const int64_t unix_s = std::time(nullptr);
   Point point{unix_s, sample.prompt_tokens_s, sample.generated_tokens_s, sample.running, sample.waiting};
   point.kv = sample.kv_total > 0 ? sample.kv_used / sample.kv_total : 0;
@@ -145,7 +159,7 @@ void LiveFeed::publish(TimeNs now) {
   {
     std::lock_guard lock(mutex_);
     raise_peaks(sample);
-    cards_ = std::move(cards);
+    if (looks) cards_ = std::move(cards);
     points_.push_back(point);
     if (points_.size() > kPoints) points_.pop_front();
     to = listeners_;

@@ -55,6 +55,7 @@ class LiveFeed {
 
   void run();
   void publish(TimeNs now);
+  bool wants_look(TimeNs now);
   void raise_peaks(const LiveSample& sample);  // needs mutex_
   void measure_if_idle(const LiveSample& sample);
   std::string hello() const;  // needs mutex_
@@ -68,7 +69,8 @@ class LiveFeed {
   LiveSources sources_;             // its peaks are written by the feed's thread under mutex_
   std::vector<CardReading> cards_;  // guarded by mutex_
   std::atomic<int> listening_{0};
-  mutable std::atomic<bool> asked_{false};  // somebody wanted vitals
+  mutable std::atomic<TimeNs> asked_at_{0};  // somebody wanted vitals
+  TimeNs looked_at_ = 0;                     // at host and cards; the feed's thread
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Point> points_;                          // guarded by mutex_
