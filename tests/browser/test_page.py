@@ -151,6 +151,9 @@ def test_live_numbers_move_under_load(smollm2, visit):
         expect(v.page.locator(".chart canvas")).to_have_count(4)
         smollm2.post("/v1/completions", {"prompt": "One, two,", "max_tokens": 2})
         expect(v.page.locator(".slow li .stack i").first).to_be_attached()
+        expect(v.page.locator("#burst .stack")).to_have_count(2)
+        expect(v.page.locator("#burst .stack").first).to_have_attribute("aria-label", re.compile(r"decode \d"))
+        expect(v.page.locator("#burst tbody tr")).to_have_count(7)
         v.shot("live-under-load")
     finally:
         for stream in streams:
