@@ -15,6 +15,7 @@
 
 #include "cli/commands.h"
 #include "cli/json_number.h"
+#include "cli/memory_plan.h"
 #include "cli/server_process.h"
 #include "cli/signals.h"
 #include "cli/traffic_flags.h"
@@ -51,14 +52,14 @@ bool on_card(const std::string& device) {
   return device.starts_with("cuda");
 }
 
-// Of the layers' weights, as the file keeps them.
+// Of the layers' weights, as they are kept once loaded.
 int weight_bits(const Checkpoint& checkpoint) {
   double bits = 0, elements = 0;
   for (const TensorInfo& t : checkpoint.tensors()) {
     if (t.shape.size() < 2 || t.shape[0] == checkpoint.spec().vocab) continue;
     double here = 1;
     for (const int64_t d : t.shape) here *= double(d);
-    elements += here, bits += 8.0 * double(t.bytes);
+    elements += here, bits += 8.0 * double(canonical_bytes(t.canonical, int64_t(here)));
   }
   // Scales and minima take up to a bit and a half of a weight.
   return elements > 0 ? std::max(1, int(bits / elements - 0.5)) : 16;
@@ -200,6 +201,7 @@ Result<Prepared> prepare(const Config& config, const TuneOptions& options) {
   for (const int tokens : options.long_contexts)
     if (tokens > 0 && tokens <= std::min(context, p.place.context)) p.long_contexts.push_back(tokens);
   p.wish.long_contexts = !p.long_contexts.empty();
+  p.wish.equal_loads = p.load.trace.has_value();
   p.facts.model = config.model.path, p.facts.load = p.load.describe();
   p.facts.load_command = p.load.command(), p.facts.command = options.words;
   return p;

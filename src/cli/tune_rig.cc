@@ -265,16 +265,16 @@ std::vector<tune::LongContext> TuneRig::long_contexts(const tune::Configuration&
       const auto text = ask(*target, "/metrics?aliases=0");
       return text ? metric(*text, name) : 0;
     };
-    const double hits = found("sluice_prefix_cache_hits_total");
     tune::LongContext row{tokens, 0, 0, 0};
     progress(fmt::format("{} tokens of context", tokens));
     for (int time = 0; time < 2; ++time) {
+      const double hits = found("sluice_prefix_cache_hits_total");
       const Result<Outcome> o = fetch(*target, exchange, kTimeout_ns);
       if (!o || !o->error.empty() || o->events.size() < 2) break;
       row.tok_s = double(o->events.size() - 1) / seconds(o->events.back() - o->events.front());
       row.first_token_ms = ms(o->events.front() - o->sent);
+      row.hit_share = (found("sluice_prefix_cache_hits_total") - hits) / double(tokens - answer);
     }
-    row.hit_share = (found("sluice_prefix_cache_hits_total") - hits) / double(2 * (tokens - answer));
     if (row.tok_s > 0) run.long_contexts.push_back(row);
   }
   server->reset();

@@ -46,7 +46,7 @@ Verdict judge(const Measured& before, const Measured& after, const std::vector<S
   if (gained.high < 1) return v.reason = "slower: " + change, v;
   if (faster_tail(b, a)) {
     v.keep = true;
-    v.reason = fmt::format("p95 {} at about the same tokens/s", percent(v.p95_gain));
+    v.reason = fmt::format("p95 {}; {}, within the noise", percent(v.p95_gain), change);
     return v;
   }
   v.reason = "within the noise: " + change;

@@ -1,6 +1,8 @@
 #include "tune/run.h"
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 
 namespace sluice::tune {
 namespace {
@@ -34,29 +36,41 @@ double p95(std::vector<double> values) {
   return percentile(values, 0.95);
 }
 
+// How long nothing ended behind each of `ends`, the last of which is followed by the end of the load.
+std::vector<double> pauses_behind(const std::vector<double>& ends, double load_s) {
+  std::vector<double> pauses;
+  for (size_t i = 0; i < ends.size(); ++i)
+    pauses.push_back((i + 1 < ends.size() ? ends[i + 1] : load_s) - ends[i]);
+  return pauses;
+}
+
 // About `count` windows of equal length behind the warm-up, each from the end of one request (exclusive) to
-// that of another. Where requests end in batches, a window that cut a batch's end off would count all of it or
-// nothing: so each border is put, within half a window, where the longest pause follows.
+// that of another. Where requests end in batches, a window that cuts a batch counts all of it or nothing: so a
+// border lies only where a pause follows that is at least half as long as the third longest there is (one or
+// two may be hiccups).
 std::vector<Window> windows_of(const Run& run, double warm_up_s, int count) {
   std::vector<double> ends;
   for (const Request& r : run.requests)
-    if (r.end != Request::End::open) ends.push_back(r.ended_s);
+    if (r.end != Request::End::open && r.ended_s >= warm_up_s) ends.push_back(r.ended_s);
+  if (ends.size() < 2) return {};
   std::sort(ends.begin(), ends.end());
-  const double length = (run.load_s - warm_up_s) / count;
-  std::vector<double> borders;
-  for (int i = 0; i <= count; ++i) {
-    const double ideal = warm_up_s + i * length;
-    const double low = i == 0 ? warm_up_s : ideal - length / 2, high = std::min(run.load_s, ideal + length / 2);
-    auto at = std::lower_bound(ends.begin(), ends.end(), low), best = ends.end();
-    double longest = -1;
-    for (; at != ends.end() && *at <= high; ++at) {
-      const double pause = (at + 1 == ends.end() ? run.load_s : at[1]) - *at;
-      if (pause > longest) longest = pause, best = at;
-    }
-    if (best != ends.end() && (borders.empty() || *best > borders.back())) borders.push_back(*best);
-  }
+  const std::vector<double> pauses = pauses_behind(ends, run.load_s);
+  std::vector<double> longest = pauses;
+  const size_t third = std::min<size_t>(2, longest.size() - 1);
+  std::nth_element(longest.begin(), longest.begin() + ptrdiff_t(third), longest.end(), std::greater<>());
+  std::vector<double> places;
+  for (size_t i = 0; i < ends.size(); ++i)
+    if (pauses[i] >= longest[third] / 2) places.push_back(ends[i]);
   std::vector<Window> windows;
-  for (size_t i = 1; i < borders.size(); ++i) windows.push_back({borders[i - 1], borders[i]});
+  double from = -1;
+  for (int i = 0; i <= count && !places.empty(); ++i) {
+    const double ideal = warm_up_s + i * (run.load_s - warm_up_s) / count;
+    const double place = *std::min_element(places.begin(), places.end(), [&](double a, double b) {
+      return std::abs(a - ideal) < std::abs(b - ideal);
+    });
+    if (from >= 0 && place > from) windows.push_back({from, place});
+    from = std::max(from, place);
+  }
   return windows;
 }
 

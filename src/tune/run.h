@@ -31,7 +31,7 @@ struct LongContext {
   int tokens = 0;
   double tok_s = 0;           // one stream, between its tokens
   double first_token_ms = 0;  // of the second time
-  double hit_share = 0;       // of the prompt tokens of both times, those that were found in the cache
+  double hit_share = 0;       // of its prompt tokens, those that were found in the cache
 };
 
 struct Run {

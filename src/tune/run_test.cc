@@ -51,6 +51,24 @@ TEST(Run, BatchesThatEndTogetherAreCountedWhole) {
   EXPECT_FALSE(f.p95_at_least);
 }
 
+TEST(Run, BatchesWhoseAnswersEndOneAfterTheOtherAreCountedWholeToo) {
+  // Every 4 s 128 requests, which end over 1.4 s: a third of the time, and windows would be 2 s long.
+  tune::Run run;
+  run.concurrency = 128, run.load_s = 13.7;
+  for (int b = 0; b < 4; ++b)
+    for (int c = 0; c < 128; ++c) {
+      const double ended = 4 * b + 2.6 + 1.4 * c / 127, sent = b == 0 ? 0 : ended - 4;
+      const bool open = ended > run.load_s;
+      run.requests.push_back({sent, ended - 1, open ? run.load_s : ended, 128,
+                              open ? Request::End::open : Request::End::completed});
+    }
+  const Figures f = figures_of(run);
+  ASSERT_EQ(f.windows.size(), 2u);
+  for (const double qps : f.qps_samples) EXPECT_NEAR(qps, 32, 1e-6);
+  EXPECT_NEAR(f.tok_s.mean, 32 * 128, 1e-6);
+  EXPECT_LT(f.qps.high - f.qps.low, 1e-6);
+}
+
 TEST(Run, RequestsThatWaitStillCountWithWhatTheyHaveWaited) {
   // 100 clients, one of whom is served a second: after 30 s nobody has come a second time.
   const Figures f = figures_of(serial(100, 1, 30));

@@ -45,7 +45,9 @@ class Course {
 
   Run measured(const Configuration& configuration, double weight) {
     const double before = rig_.spent_s();
-    Run run = rig_.measure(configuration, std::max(kLeastLoad_s, seconds_for(weight)));
+    double load_s = std::max(kLeastLoad_s, seconds_for(weight));
+    if (wish_.equal_loads) load_s = equal_load_s_ = equal_load_s_ > 0 ? equal_load_s_ : load_s;
+    Run run = rig_.measure(configuration, load_s);
     left_ -= weight;
     if (run.failure.empty()) overhead_s_ = std::max(overhead_s_, rig_.spent_s() - before - run.load_s);
     return run;
@@ -53,9 +55,10 @@ class Course {
 
   bool measure_start() {
     StepResult result{.name = std::string(kStartName), .title = "The start"};
-    left_ += kStartWeight;
+    const double weight = wish_.equal_loads ? 1 : kStartWeight;
+    left_ += weight;
     rig_.say("start");
-    Run run = measured(wish_.start, kStartWeight);
+    Run run = measured(wish_.start, weight);
     if (rig_.interrupted()) run.failure = "interrupted before the start was measured";
     session_.failure = run.failure;
     if (!run.failure.empty()) return false;
@@ -184,7 +187,8 @@ class Course {
   const SessionWish& wish_;
   Rig& rig_;
   Session session_;
-  double left_ = 0;        // measurements to come, by weight
+  double left_ = 0;  // measurements to come, by weight
+  double equal_load_s_ = 0;
   double overhead_s_ = 0;  // of each, beside its load
 };
 

@@ -34,6 +34,7 @@ struct SessionWish {
   std::vector<Slo> slo;
   double budget_s = 600;
   bool long_contexts = true;
+  bool equal_loads = false;  // all of one length: parts of a trace are only alike where they are the same
 };
 
 struct Tried {

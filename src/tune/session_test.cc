@@ -119,6 +119,15 @@ TEST(Session, KeepsToItsBudget) {
   }
 }
 
+TEST(Session, OfATraceEveryMeasurementPlaysTheSamePart) {
+  FakeRig rig;
+  SessionWish w = wish(300);
+  w.equal_loads = true;
+  const Session s = tune(w, rig);
+  for (const StepResult& r : s.steps)
+    for (const Tried& t : r.tried) EXPECT_EQ(t.run.load_s, s.start().run.load_s) << r.name;
+}
+
 TEST(Session, ABudgetThatIsTooShortSaysWhatItLeftOut) {
   FakeRig rig;
   const Session s = tune(wish(5), rig);
