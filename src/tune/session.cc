@@ -11,7 +11,7 @@ namespace sluice::tune {
 namespace {
 
 // Of the time, what measurements take: the start runs longest, since its requests do.
-constexpr double kStartWeight = 3;
+constexpr double kStartWeight = 2;
 constexpr double kLongWeight = 1;
 constexpr size_t kSearchRuns = 2;
 constexpr double kMostLoad_s = 60;

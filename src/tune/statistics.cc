@@ -50,13 +50,13 @@ Estimate ratio(std::span<const double> after, std::span<const double> before) {
   const Moments a = moments(after), b = moments(before);
   if (a.count == 0 || b.count == 0 || b.mean == 0) return {};
   const double r = a.mean / b.mean;
-  const int samples = std::min(a.count, b.count);
-  if (samples == 1) return {r, -kUnknown, kUnknown, 1};
-  const double va = a.mean_variance / (b.mean * b.mean), vb = r * r * b.mean_variance / (b.mean * b.mean);
-  const double variance = va + vb;
-  if (variance == 0) return {r, r, r, samples};
-  const double freedom = variance * variance / (va * va / (a.count - 1) + vb * vb / (b.count - 1));
-  const double half = t_quantile(freedom) * std::sqrt(variance);
+  const int samples = std::min(a.count, b.count), freedom = a.count + b.count - 2;
+  if (freedom < 1) return {r, -kUnknown, kUnknown, samples};
+  const auto squares = [](const Moments& m) {
+    return (m.count - 1) * m.mean_variance * m.count / (m.mean * m.mean);
+  };
+  const double variance = (squares(a) + squares(b)) / freedom * (1.0 / a.count + 1.0 / b.count);
+  const double half = t_quantile(freedom) * r * std::sqrt(variance);
   return {r, r - half, r + half, samples};
 }
 

@@ -17,7 +17,8 @@ struct Estimate {
 // NaNs among the samples are left out.
 Estimate estimate(std::span<const double> samples);
 
-// after / before, its variance by the delta method, its degrees of freedom by Welch and Satterthwaite.
+// after / before, by Student's two-sample test: the noise of both, relative to their means, is taken to be
+// alike, so that a side of two samples may borrow from the other. Infinite where both have one sample.
 Estimate ratio(std::span<const double> after, std::span<const double> before);
 
 // Two-sided 95 % quantile of Student's t.

@@ -40,6 +40,15 @@ TEST(Statistics, ARatioIsAsUncertainAsBothSides) {
   EXPECT_TRUE(std::isnan(ratio(twice, std::vector<double>{0, 0}).mean));
 }
 
+TEST(Statistics, TwoSamplesBorrowTheNoiseOfTheOtherSide) {
+  // Pooled: (0.1^2 / 2 + 0) / 4 degrees; by its own one degree the interval would be over a hundred percent
+  // wide.
+  const Estimate r = ratio(std::vector<double>{150, 150, 150, 150}, std::vector<double>{95, 105});
+  EXPECT_NEAR(r.mean, 1.5, 1e-12);
+  EXPECT_NEAR(r.high - r.mean, 2.776 * 1.5 * std::sqrt(0.005 / 4 * 0.75), 1e-3);
+  EXPECT_TRUE(std::isinf(ratio(std::vector<double>{2}, std::vector<double>{1}).high));
+}
+
 TEST(Statistics, QuantilesGoDownToTheNormalOne) {
   EXPECT_NEAR(t_quantile(1), 12.706, 1e-3);
   EXPECT_NEAR(t_quantile(20), 2.086, 3e-3);
