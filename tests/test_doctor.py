@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -114,6 +116,53 @@ def test_more_compute_threads_than_cores_are_named(start):
     server = start(SMOLLM2, "--threads", 2 * os.cpu_count() + 1)
     with clients(server, 2, short):
         assert "oversubscribed-cores" in [f["cause"] for f in findings_until(server, "oversubscribed-cores")]
+
+
+# With a fault (docs/faults.md), where the trouble is in the server itself.
+PLANTED = {
+    "host-bound": ("cpu_stall:every=1,amount=25", 4, short),
+    "broken-tokens": ("nan_logits:rate=0.2,amount=3", 4, short),
+    "slow-tokens": ("slow_step:every=40,amount=1500", 2, short),
+}
+
+
+@pytest.mark.parametrize("cause", PLANTED)
+def test_a_planted_trouble_is_named(start, cause):
+    faults, count, body = PLANTED[cause]
+    server = start(SMOLLM2, faults=faults)
+    with clients(server, count, body):
+        found = next(f for f in findings_until(server, cause) if f["cause"] == cause)
+    assert 0 < found["lost"] < 1 and len(found["evidence"]) >= 2 and found["setting"] and found["text"]
+
+
+def test_long_prompts_in_the_steps_of_others_are_named(start):
+    server = start(SMOLLM2, "--set", "scheduler.target_itl_ms=60000", "--set", "kv.prefix_cache=false")
+    bodies = [lambda c, t: {**short(c, t), "max_tokens": 200},
+              lambda c, t: {"prompt": prompt_of(1500, c, t), "max_tokens": 1, "temperature": 0}]
+    with clients(server, 3, lambda client, turn: bodies[client == 2](client, turn)):
+        findings = findings_until(server, "long-prompt-interference")
+    assert "long-prompt-interference" in [f["cause"] for f in of_the_server(findings)]
+
+
+def test_a_door_that_takes_longer_than_the_engine_is_named(start):
+    """An engine that computes nothing leaves the time to JSON and the tokenizer."""
+    server = start("--dummy=null", "--step-tokens", 8192)
+    with clients(server, 4, lambda client, turn: {"prompt": f"{client} {turn} " + "word " * 1500, "max_tokens": 1}):
+        findings = findings_until(server, "door-bound")
+    assert of_the_server(findings)[0]["cause"] == "door-bound"
+
+
+def test_a_machine_that_others_use_is_named(start):
+    server = start(SMOLLM2)
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * os.cpu_count())]
+    try:
+        with clients(server, 2, short):
+            findings = findings_until(server, "cpu-scheduling-delay")
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    assert "sluice-" in next(f for f in findings if f["cause"] == "cpu-scheduling-delay")["text"]
 
 
 def test_an_idle_server_has_no_trouble_of_its_own(smollm2):

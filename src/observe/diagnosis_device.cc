@@ -37,18 +37,28 @@ std::optional<Finding> memory_bandwidth_bound(const Vitals& v) {
                  kv ? "kv.precision" : "the model's weights: sluice quantize"};
 }
 
+// What a card can compute falls with its clock; its peak was measured at the highest.
+double clock_share(const Vitals& v) {
+  double least = 1;
+  for (const CardReading& c : v.cards)
+    if (c.utilisation > 0.5 && c.most_clock_mhz > 0) least = std::min(least, c.clock_mhz / c.most_clock_mhz);
+  return least > 0 ? least : 1;
+}
+
 std::optional<Finding> compute_bound(const Vitals& v) {
-  const double bandwidth = share(v.steps.bytes_s(), v.peaks.bytes_s),
-               compute = share(v.steps.flops_s(), v.peaks.flops_s);
+  const double bandwidth = share(v.steps.bytes_s(), v.peaks.bytes_s), clock = clock_share(v),
+               compute = share(v.steps.flops_s(), v.peaks.flops_s * clock);
   if (v.steps.steps == 0 || !is_compute_bound(compute)) return {};
   return Finding{
       "compute-bound",
       kNothingWasted,
       fmt::format(
-          "Steps compute at {:.0f} % of what this machine can (and read at {:.0f} %). Fewer prompt tokens "
+          "Steps compute at {:.0f} % of what this machine can at its clock (and read at {:.0f} %). Fewer "
+          "prompt tokens "
           "(prefix cache, shorter prompts), 8-bit arithmetic or more cores help; larger batches do not.",
-          100 * compute, 100 * bandwidth),
+          100 * std::min(1.0, compute), 100 * bandwidth),
       {{"compute_share", compute},
+       {"clock_share", clock},
        {"bandwidth_share", bandwidth},
        {"operations_per_s", v.steps.flops_s()},
        {"tokens_per_step", v.steps.tokens}},

@@ -138,7 +138,7 @@ std::vector<Trouble> troubles() {
        changed(healthy_card(),
                [](Vitals& v) {
                  v.cards[0].clock_mhz = 1200, v.cards[0].throttled_by = "power cap";
-                 v.steps.flops = 0.6 * 7.6e14 * 8;
+                 v.steps.flops = 0.45 * 7.6e14 * 8;
                })},
       {"pcie-bound", "kv.host_bytes",
        changed(healthy_card(),
@@ -169,6 +169,18 @@ std::vector<Trouble> troubles() {
                  all.spans[Span::decode] -= all.total / 2;
                })},
       {"slow-readers", "server.write_timeout_ms", changed(healthy(), [](Vitals& v) { v.paused_share = 0.4; })},
+      {"broken-tokens", "weights",
+       changed(healthy(),
+               [](Vitals& v) {
+                 v.anomalies = {{AnomalyKind::nan_logits, AnomalyCause::broken_op, 12},
+                                {AnomalyKind::repetition, AnomalyCause::sampler_setting, 40}};
+               })},
+      {"slow-tokens", "device",
+       changed(healthy(),
+               [](Vitals& v) {
+                 v.anomalies = {{AnomalyKind::slow_token, AnomalyCause::slow_step, 40, 24},
+                                {AnomalyKind::slow_token, AnomalyCause::engine_stall, 4, 1}};
+               })},
   };
 }
 
@@ -206,6 +218,24 @@ TEST(Diagnosis, WhatIsAnActualLossRanksOverWhatBindsTheSteps) {
   EXPECT_EQ(findings[1].cause, "memory-bandwidth-bound");
   EXPECT_NEAR(findings[0].gain(), 9, 1)
       << "twelve sequences for the bytes of one, less what computing for them takes";
+}
+
+// As an H200 gave it, computing prompts of 2,040 tokens for 96 clients.
+TEST(Diagnosis, ACardUnderItsPowerCapIsComputeBoundByTheClockThatItHas) {
+  Vitals v = healthy_card();
+  v.steps.flops = 0.80 * 7.6e14 * 8, v.steps.weight_bytes = 0.07 * 4.4e12 * 8;
+  v.cards[0].clock_mhz = 1515, v.cards[0].power_w = 691, v.cards[0].throttled_by = "power cap";
+  const auto findings = diagnose(v);
+  ASSERT_EQ(findings.size(), 2u);
+  EXPECT_EQ(findings[0].cause, "clock-throttle") << "what can be helped comes first";
+  EXPECT_EQ(findings[1].cause, "compute-bound");
+}
+
+TEST(Diagnosis, WhatClientsAskForIsNoTroubleOfTheServer) {
+  Vitals v = healthy();
+  v.anomalies = {{AnomalyKind::repetition, AnomalyCause::sampler_setting, 40},
+                 {AnomalyKind::slow_token, AnomalyCause::long_prompt, 40, 100}};
+  EXPECT_TRUE(diagnose(v).empty());
 }
 
 // The gain is throughput without the trouble, against now.
