@@ -31,16 +31,17 @@ AnomalyWatch::AnomalyWatch()
 }
 
 std::vector<StepRecord> AnomalyWatch::steps_since(TimeNs from) const {
-  if (!ledger_) return {};
-  std::vector<StepRecord> steps = ledger_->last(StepLedger::kCapacity);
+  const StepLedger* ledger = ledger_.load();
+  if (!ledger) return {};
+  std::vector<StepRecord> steps = ledger->last(StepLedger::kCapacity);
   std::erase_if(steps, [&](const StepRecord& r) { return r.planned_at < from; });
   return steps;
 }
 
 bool AnomalyWatch::make(OddFacts f, int token, Anomaly& out) const {
   std::vector<StepRecord> steps;
-  if (ledger_) {
-    steps = ledger_->between(f.step_before == 0 ? f.step - kEvictedBefore : f.step_before - kUsual, f.step + 1);
+  if (const StepLedger* ledger = ledger_.load()) {
+    steps = ledger->between(f.step_before == 0 ? f.step - kEvictedBefore : f.step_before - kUsual, f.step + 1);
   }
   f.steps = steps;
   out = {f.kind, token, int(f.step), f.to, f.value, f.usual, explain(f)};

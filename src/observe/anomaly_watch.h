@@ -16,8 +16,8 @@ namespace sluice {
 class AnomalyWatch {
  public:
   AnomalyWatch();
-  // Before the first stream; null: causes go without step records.
-  void set_ledger(const StepLedger* ledger) { ledger_ = ledger; }
+  // Before the first stream, while others may ask for steps; null: causes go without step records.
+  void set_ledger(const StepLedger* ledger) { ledger_.store(ledger); }
 
   // Of those that are still known.
   std::vector<StepRecord> steps_since(TimeNs from) const;
@@ -29,7 +29,7 @@ class AnomalyWatch {
   bool may_log(TimeNs now);
 
  private:
-  const StepLedger* ledger_ = nullptr;
+  std::atomic<const StepLedger*> ledger_{nullptr};
   std::array<LaneUsual, kLanes> usual_;
   std::array<std::array<Counter*, kAnomalyCauses>, kAnomalyKinds> counters_{};
   std::array<Counter*, kAnomalyCauses> excess_{};  // of slow tokens

@@ -414,8 +414,8 @@ void Router::set_loading(const std::string& phase, double fraction) {
 }
 
 void Router::serve_model(ServedModel& model) {
-  model_.store(&model, std::memory_order_release);
   log_->anomalies().set_ledger(model.engine().step_ledger());
+  model_.store(&model, std::memory_order_release);
   live_.start(model, std::string(model_name()));
 }
 
