@@ -3,10 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
 #include "base/check.h"
+#include "base/crash_record.h"
 #include "base/log.h"
 #include "base/log_scope.h"
 #include "base/mapped_file.h"
@@ -134,6 +136,16 @@ TEST(CheckDeathTest, SaysWhereAndWhatAndRunsTheHookOnce) {
       },
       "outer\n.*from the hook");
   CHECK(true, "nothing happens");
+}
+
+TEST(CheckDeathTest, ASignalOfAFaultRunsTheHookAndTakesItsCourse) {
+  EXPECT_DEATH(
+      {
+        set_check_hook([] { std::fprintf(stderr, "the hook ran\n"); });
+        record_crashes();
+        raise(SIGFPE);
+      },
+      "signal 8; the last steps:\nthe hook ran");
 }
 
 TEST(Result, HoldsAValueOrAnError) {

@@ -19,6 +19,7 @@ struct Config {
   LoadOptions model;
   ServerConfig server;
   int drain_timeout_ms = 30000;  // from SIGTERM until answers still running are cut off
+  int watchdog_s = 0;            // a turn of the engine's loop, or a step, that takes longer ends the process
   std::string record_steps;      // a file for the records of all steps; empty: none
   std::string log_level = "info";
   bool log_json = false;

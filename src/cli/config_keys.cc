@@ -53,6 +53,10 @@ const Key kKeys[] = {
     {"engine.graphs", "engine", "", SLOT(model.engine.graphs), 0, 0, "",
      "On a card, record the steps of decoding at start and replay them (the default); without, each step is "
      "launched op by op. No effect on a CPU."},
+    {"engine.watchdog_s", "cli", "s", SLOT(watchdog_s), 0, 86400, "",
+     "A step, or a turn of the engine's loop, that takes longer ends the process with the last steps' records "
+     "and a "
+     "status other than 0, so that a supervisor starts it again; 0: none does."},
 
     {"scheduler.policy", "sched", "", SLOT(model.engine.batching.policy), 0, 0, "|continuous|windowed|serial",
      "Who may start when: continuous: everyone, as soon as there is room; windowed: arrivals gather and run "
@@ -251,6 +255,30 @@ const Key kKeys[] = {
      "Of the lane batch, all clients together; 0: no bound."},
     {"traffic.lanes.batch.tokens_per_minute", "server", "tokens",
      SLOT(server.traffic.lanes[2].tokens_per_minute), 0, kMaxInt, "", "The same of tokens, prompt and answer."},
+    {"traffic.breaker.model", "server", "", SLOT(server.traffic.breaker.model), 0, 0, "off|patient|quick",
+     "Circuit breaker of the model: answers 503 while it keeps failing. patient: 5 failures in 60 s open it "
+     "for "
+     "30 s, then one probe each 10 s; quick: 3 in 30 s, 15 s, 5 s."},
+    {"traffic.breaker.upstream", "server", "", SLOT(server.traffic.breaker.upstream), 0, 0, "off|patient|quick",
+     "The same of the canary, whose requests are answered here meanwhile."},
+    {"traffic.canary.upstream", "server", "", SLOT(server.traffic.canary.upstream), 0, 0, "",
+     "http://HOST:PORT of another server that gets a part of the requests; empty: none."},
+    {"traffic.canary.steps", "server", "%", SLOT(server.traffic.canary.steps), 0, 0, "",
+     "Percents of the requests that it gets, one step after the other."},
+    {"traffic.canary.step_requests", "server", "requests", SLOT(server.traffic.canary.step_requests), 1,
+     kMaxInt, "", "What it answers, and is no worse, before the next step."},
+    {"traffic.canary.max_in_flight", "server", "requests", SLOT(server.traffic.canary.max_in_flight), 1,
+     1 << 20, "", "At once; the others are answered here."},
+    {"traffic.canary.timeout_ms", "server", "ms", SLOT(server.traffic.canary.timeout_ms), 1, kMaxInt, "",
+     "Without a byte from it, after which it has failed."},
+    {"traffic.canary.env", "server", "", SLOT(server.traffic.canary.env), 0, 0, "",
+     "Requests with this X-Env go there, those with another do not."},
+    {"traffic.canary.alpha", "server", "", SLOT(server.traffic.canary.alpha), 0, 1, "",
+     "How often a canary that is no worse may be rolled back."},
+    {"traffic.canary.more_errors", "server", "", SLOT(server.traffic.canary.more_errors), 0, 1, "",
+     "Share of errors, or of empty answers, above that of the model here that is no worse.", true},
+    {"traffic.canary.slower", "server", "", SLOT(server.traffic.canary.slower), 1, 100, "",
+     "Factor of the time to the first token, or of the time a token takes, that is no worse.", true},
     {"traffic.recalibrate", "server", "", SLOT(server.traffic.recalibrate), 0, 0, "",
      "While first tokens are slow (traffic.limit.target_ms), grant of these rates what is really delivered."},
 

@@ -31,7 +31,7 @@ void Reload::apply(Engine& engine) {
   if (!changed) return refuse(changed.error());
   if (!fixed.empty()) LOG(warn, "reload: changed, but needs a restart: {}", fixed);
   if (!traffic.empty()) {
-    set_traffic_(read->server.traffic);
+    if (Status status = set_traffic_(read->server.traffic); !status.ok()) return refuse(status.error());
     running_.server.traffic = read->server.traffic;
   }
   std::string all = *changed;

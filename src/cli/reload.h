@@ -15,7 +15,7 @@ bool is_live(std::string_view key);
 
 class Reload {
  public:
-  using SetTraffic = std::function<void(const TrafficSettings&)>;
+  using SetTraffic = std::function<Status(const TrafficSettings&)>;
   // `reread`: the settings as they stand now, or why they are refused. `set_traffic`: the server's; called
   // where `traffic` has changed.
   Reload(Config running, std::function<Result<Config>()> reread, SetTraffic set_traffic)

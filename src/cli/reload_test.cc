@@ -60,7 +60,10 @@ TEST(Reload, TrafficIsHandedToTheServerWhereItChanged) {
   std::vector<TrafficSettings> given;
   Reload reload(
       Config(), [&] { return Result<Config>(read); },
-      [&](const TrafficSettings& settings) { given.push_back(settings); });
+      [&](const TrafficSettings& settings) {
+        given.push_back(settings);
+        return Status();
+      });
   NotingEngine engine;
   reload.apply(engine);
   read.server.traffic.keys.requests_per_minute = 5;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <thread>
 
+#include "base/crash_record.h"
 #include "base/log.h"
 #include "cli/commands.h"
 #include "cli/load_progress.h"
@@ -17,6 +18,7 @@
 #include "cli/reload.h"
 #include "cli/signals.h"
 #include "cli/step_recorder.h"
+#include "cli/watchdog.h"
 #include "engine/make_engine.h"
 #include "engine/served_model.h"
 #include "observe/live.h"
@@ -118,6 +120,7 @@ int serve(const Config& config, const ServeOptions& options) {
 
   if (Status ok = arm_faults(options.faults, config.server.host); !ok) return failure(ok.error());
   std::signal(SIGPIPE, SIG_IGN);
+  record_crashes();
   Signals signals(Signals::Watch::both);
   Result<std::unique_ptr<Server>> started = Server::start(config.server);
   if (!started) return failure(started.error());
@@ -158,7 +161,9 @@ int serve(const Config& config, const ServeOptions& options) {
   log_decided(model.engine().info(), config, seconds(now_ns() - begin));
   print_ready(config, model, server.port());
 
-  Reload reload(config, options.reread, [&](const TrafficSettings& settings) { server.set_traffic(settings); });
+  const Watchdog watchdog(model.engine(), config.watchdog_s);
+  Reload reload(config, options.reread,
+                [&](const TrafficSettings& settings) { return server.set_traffic(settings); });
   while (Signals::count() == 0) {
     if (Signals::take_hangup())
       reload.apply(model.engine());

@@ -150,6 +150,8 @@ struct EngineStatus {
   uint64_t steps = 0;
   TimeNs last_step = 0;  // when the last step ended
   bool draining = false;
+  // Since when its thread has been in one turn of its loop, or a step has been running; 0: neither.
+  TimeNs busy_since = 0;
   bool stuck = false;  // a step has been running for longer than a liveness limit
 };
 

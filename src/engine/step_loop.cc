@@ -24,6 +24,7 @@ void StepLoop::run() {
   pthread_setname_np(pthread_self(), "sluice-engine");
   for (;;) {
     const uint32_t heard = door_.bell.count();  // read first: nothing that comes after it is slept through
+    turn_since_.store(now_ns(), std::memory_order_relaxed);
     take_up_policies();
     drain_inbox();
     drop_cancelled();
@@ -34,6 +35,7 @@ void StepLoop::run() {
     notify_clients();
     if (committed || launched) continue;
     if (door_.quit.load() && scheduler_.idle() && unready_.empty() && executor_.in_flight() == 0) return;
+    turn_since_.store(0, std::memory_order_relaxed);
     door_.bell.wait(heard, executor_.free_step() ? wake_at() : 0);
   }
 }

@@ -131,7 +131,7 @@ class StepLoop {
   // Published for status().
   std::atomic<int> running_{0}, waiting_{0}, blocks_used_{0};
   std::atomic<uint64_t> steps_{0};
-  std::atomic<TimeNs> last_step_{0};
+  std::atomic<TimeNs> last_step_{0}, turn_since_{0};  // turn: 0: it sleeps
 
   int masked_ = 0;                     // live requests with a constraint
   std::vector<LiveRequest*> unready_;  // of those, the ones whose first mask is being made: not scheduled yet

@@ -527,7 +527,8 @@ EngineStatus StepLoop::status() const {
   status.steps = steps_.load(std::memory_order_relaxed);
   status.last_step = last_step_.load(std::memory_order_relaxed);
   status.draining = door_.draining.load();
-  const TimeNs since = executor_.running_since();
+  const TimeNs since = executor_.running_since(), turn = turn_since_.load(std::memory_order_relaxed);
+  status.busy_since = since != 0 && (turn == 0 || since < turn) ? since : turn;
   status.stuck = since != 0 && now_ns() - since > kStuckNs;
   return status;
 }

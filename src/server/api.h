@@ -19,6 +19,7 @@
 namespace sluice {
 
 class LiveFeed;
+struct TrafficState;
 
 class ResponseStore;
 
@@ -62,7 +63,8 @@ HttpResponse count_message_tokens(std::string_view body, const ApiCall& call);
 
 // What is known of single requests (observe/request_log.h): GET /v1/requests and below.
 // GET /v1/diagnosis. Any thread.
-HttpResponse diagnosis_page(const HttpRequest& request, const LiveFeed& live, const RequestLog& log);
+HttpResponse diagnosis_page(const HttpRequest& request, const LiveFeed& live, const RequestLog& log,
+                            const TrafficState& traffic);
 HttpResponse requests_page(const HttpRequest& request, const RequestLog& log, const ApiKeys& keys);
 
 // Shared steps of the generation APIs.

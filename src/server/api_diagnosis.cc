@@ -4,6 +4,7 @@
 
 #include "observe/diagnosis.h"
 #include "server/api.h"
+#include "server/gates.h"
 #include "server/json_writer.h"
 #include "server/live_feed.h"
 #include "server/query.h"
@@ -52,9 +53,31 @@ void append_seen(JsonWriter& w, const Vitals& v) {
   w.end_array().end_object();
 }
 
+const char* state_name(CircuitBreaker::State state) {
+  return state == CircuitBreaker::State::closed ? "closed"
+         : state == CircuitBreaker::State::open ? "open"
+                                                : "half_open";
+}
+
+// The gates as they stand (gates.h).
+void append_traffic(JsonWriter& w, const TrafficState& t) {
+  w.key("traffic").begin_object().key("limit").integer(t.limit).key("waiting").integer(t.waiting);
+  w.key("breakers").begin_object().key("stable").string(state_name(t.stable_breaker));
+  w.key("canary").string(state_name(t.canary_breaker)).end_object();
+  w.key("canary");
+  if (t.has_canary) {
+    w.begin_object().key("percent").number(t.canary_percent).key("rolled_back").boolean(t.canary_rolled_back);
+    w.key("worse_in").string(t.canary_verdict).end_object();
+  } else {
+    w.null();
+  }
+  w.end_object();
+}
+
 }  // namespace
 
-HttpResponse diagnosis_page(const HttpRequest& request, const LiveFeed& live, const RequestLog& log) {
+HttpResponse diagnosis_page(const HttpRequest& request, const LiveFeed& live, const RequestLog& log,
+                            const TrafficState& traffic) {
   const auto window = query_number(request.query, "window_s", kUsualWindow_s, VitalsHistory::kLongestWindow_s);
   if (!window) return bad_number("window_s", VitalsHistory::kLongestWindow_s);
   Vitals vitals = live.vitals(*window);
@@ -69,6 +92,7 @@ HttpResponse diagnosis_page(const HttpRequest& request, const LiveFeed& live, co
   for (const Finding& finding : diagnose(vitals)) append_finding(w, finding);
   w.end_array();
   append_seen(w, vitals);
+  append_traffic(w, traffic);
   w.end_object();
   return response;
 }

@@ -18,7 +18,7 @@ HttpHeaders Cors::headers(const HttpRequest& request) const {
   if (!lets_in(origin)) return out;
   out.emplace_back("Access-Control-Allow-Origin", all() ? std::string("*") : std::string(origin));
   out.emplace_back("Access-Control-Expose-Headers",
-                   "X-Request-Id, Request-Id, Retry-After, X-Sluice-Ignored, X-Sluice-Degraded, "
+                   "X-Request-Id, Request-Id, Retry-After, X-Sluice-Ignored, X-Sluice-Degraded, X-Sluice-Pool, "
                    "X-Ratelimit-Limit-Requests, X-Ratelimit-Remaining-Requests, X-Ratelimit-Reset-Requests, "
                    "X-Ratelimit-Limit-Tokens, X-Ratelimit-Remaining-Tokens, X-Ratelimit-Reset-Tokens");
   return out;

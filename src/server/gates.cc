@@ -2,7 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <charconv>
+
+#include "base/check.h"
 #include "server/http_error.h"
+#include "server/proxied_answer.h"
 
 namespace sluice {
 
@@ -11,6 +16,7 @@ namespace {
 // Expected of an answer until it has ended, as the scheduler expects it: most clients ask for far more than
 // they get.
 constexpr int kExpectedAnswerTokens = 256;
+constexpr size_t kBytesPerToken = 4;
 
 // "1m3.5s", as OpenAI writes times until a limit is whole again.
 std::string reset_text(TimeNs wait) {
@@ -40,10 +46,108 @@ Ask ask_of(const GenerationPlan& plan, int context) {
   return ask;
 }
 
+int whole_seconds(TimeNs wait) { return std::max(1, int((wait + 999'999'999) / 1'000'000'000)); }
+
+const BreakerSettings& profile(const std::string& name) {
+  return name == "off" ? kNoBreaker : name == "quick" ? kQuickBreaker : kPatientBreaker;
+}
+
+// FNV-1a (Fowler, Noll, Vo), mixed once more so that its low digits are even.
+uint64_t hash_of(std::string_view text) {
+  uint64_t hash = 14695981039346656037u;
+  for (const char c : text) hash = (hash ^ uint8_t(c)) * 1099511628211u;
+  hash ^= hash >> 33;
+  hash *= 0xff51afd7ed558ccdu;
+  return hash ^ hash >> 33;
+}
+
+// Who goes the same way again: a session, a key; else nobody.
+uint64_t sticky_of(const HttpRequest& request, uint32_t tenant, TimeNs now) {
+  if (const auto session = request.header("x-session-id"); !session.empty()) return hash_of(session);
+  return hash_of(tenant > 0 ? fmt::format("key {}", tenant) : fmt::format("{}", now));
+}
+
+Canary::Wish wish_of(const HttpRequest& request, const std::string& env) {
+  const auto said = request.header("x-canary");
+  if (equal_ignoring_case(said, "always")) return Canary::Wish::always;
+  if (equal_ignoring_case(said, "never")) return Canary::Wish::never;
+  if (const auto of = request.header("x-env"); !of.empty())
+    return of == env ? Canary::Wish::canary : Canary::Wish::never;
+  return Canary::Wish::by_weight;
+}
+
 }  // namespace
 
+Status check_traffic(const TrafficSettings& settings) {
+  const auto wrong = [](const char* key, std::string why) {
+    return Error{ErrorCode::kInvalidArgument, std::move(why), std::string("traffic.canary.") + key};
+  };
+  double before = 0;
+  for (const std::string& step : settings.canary.steps) {
+    double percent = 0;
+    const auto read = std::from_chars(step.data(), step.data() + step.size(), percent);
+    const bool whole = read.ec == std::errc() && read.ptr == step.data() + step.size();
+    if (!whole || !(percent > before) || percent > 100)
+      return wrong("steps", "must be percents above 0 and up to 100, each above the one before");
+    before = percent;
+  }
+  if (settings.canary.upstream.empty()) return {};
+  if (Status status = check_upstream_url(settings.canary.upstream); !status.ok())
+    return wrong("upstream", status.error().message);
+  return {};
+}
+
 Gates::Gates(ApiKeys keys, const TrafficSettings& settings)
-    : keys_(std::move(keys)), admission_(std::make_shared<Admission>(settings, keys_.size())) {}
+    : keys_(std::move(keys)),
+      admission_(std::make_shared<Admission>(settings, keys_.size())),
+      stable_health_(std::make_shared<PoolHealth>(Pool::stable, canary_)),
+      canary_health_(std::make_shared<PoolHealth>(Pool::canary, canary_)) {
+  CHECK(configure(settings).ok(), "check_traffic comes before");
+}
+
+Status Gates::configure(const TrafficSettings& settings) {
+  if (Status status = check_traffic(settings); !status.ok()) return status;
+  admission_->configure(settings);
+  stable_health_->breaker.configure(profile(settings.breaker.model));
+  canary_health_->breaker.configure(profile(settings.breaker.upstream));
+  stable_health_->show();
+  canary_health_->show();
+  std::lock_guard lock(mutex_);
+  if (settings.canary == canary_settings_) return {};
+  if (settings.canary.upstream != canary_settings_.upstream) {
+    if (upstream_ != nullptr) retired_.push_back(std::move(upstream_));
+    if (!settings.canary.upstream.empty()) {
+      auto made = Upstream::create(settings.canary.upstream);
+      if (!made.ok()) return std::move(made).error();
+      upstream_ = std::move(made).value();
+    }
+  }
+  canary_settings_ = settings.canary;
+  canary_->configure(settings.canary);
+  has_canary_.store(upstream_ != nullptr);
+  return {};
+}
+
+TrafficState Gates::state() const {
+  TrafficState state;
+  state.limit = admission_->limit();
+  state.waiting = admission_->waiting();
+  state.stable_breaker = stable_health_->breaker.state();
+  state.canary_breaker = canary_health_->breaker.state();
+  state.has_canary = has_canary_.load();
+  state.canary_rolled_back = canary_->rolled_back();
+  state.canary_percent = canary_->percent();
+  state.canary_verdict = canary_->verdict();
+  return state;
+}
+
+void Gates::stop() {
+  has_canary_.store(false);
+  std::vector<std::shared_ptr<Upstream>> over;  // ended without the lock
+  std::lock_guard lock(mutex_);
+  over.swap(retired_);
+  if (upstream_ != nullptr) over.push_back(std::move(upstream_));
+}
 
 uint32_t Gates::identify(const HttpRequest& request) const {
   return keys_.empty() ? 0 : uint32_t(keys_.find(request));
@@ -61,6 +165,18 @@ std::optional<HttpResponse> Gates::admit(GenerationPlan& plan, int context, Http
     response.own_rate = refused->own_rate;
     return response;
   }
+  if (plan.pooling == Pooling::none) {
+    const auto pass = stable_health_->breaker.enter(now);
+    if (pass == CircuitBreaker::Pass::refused) {
+      plan.permit.end();
+      HttpResponse response = error_response(
+          503, "Too many requests failed here of late; it is tried again soon.", {}, "breaker_open");
+      set_retry_after(response, whole_seconds(stable_health_->breaker.opens_in(now)));
+      return response;
+    }
+    plan.passage = Passage(stable_health_, pass);
+    if (pass == CircuitBreaker::Pass::probe) stable_health_->show();
+  }
   if (const int most = plan.permit.max_tokens(); most > 0 && plan.pooling == Pooling::none) {
     const int wanted = plan.options.max_tokens.value_or(plan.default_max_tokens);
     if (wanted < 0 || wanted > most) {
@@ -70,6 +186,37 @@ std::optional<HttpResponse> Gates::admit(GenerationPlan& plan, int context, Http
     }
   }
   return std::nullopt;
+}
+
+bool Gates::send_to_canary(HttpRequest& request, uint32_t tenant, Lane lane,
+                           const std::shared_ptr<HttpExchange>& exchange,
+                           std::function<void(HttpRequest)> fall_back) {
+  if (!has_canary_.load(std::memory_order_relaxed)) return false;
+  std::shared_ptr<Upstream> upstream;
+  CanarySettings settings;
+  {
+    std::lock_guard lock(mutex_);
+    upstream = upstream_;
+    settings = canary_settings_;
+  }
+  const TimeNs now = now_ns();
+  if (upstream == nullptr ||
+      canary_->choose(wish_of(request, settings.env), sticky_of(request, tenant, now)) == Pool::stable)
+    return false;
+  const auto pass = canary_health_->breaker.enter(now);
+  canary_health_->show();
+  if (pass == CircuitBreaker::Pass::refused) return false;
+  ProxiedAnswer::Start start{exchange, {}, Passage(canary_health_, pass), {}, canary_, std::move(fall_back)};
+  const Ask ask{tenant, lane, int(request.body.size() / kBytesPerToken), kExpectedAnswerTokens};
+  // Who has no room here gets the refusal from where its tokens are counted.
+  if (!canary_->enter()) return false;
+  if (admission_->admit(ask, now, start.permit)) {
+    canary_->leave();
+    return false;
+  }
+  start.request = std::move(request);
+  ProxiedAnswer::start(std::move(start), *upstream, settings.timeout_ms);
+  return true;
 }
 
 }  // namespace sluice

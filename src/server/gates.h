@@ -1,23 +1,46 @@
 // What a request passes on its way to a model, in this order; each may answer in its place.
 //
 //   1. key     identify  is it let in at all (api_keys.h)                                        401
+//   -  pool    choose    the model here, or the canary (traffic/canary.h)
 //   2. rates   admit     its key's and its lane's requests and tokens of this minute             429
 //   3. load    admit     places among those that wait for their first token (traffic/)           429
-//   4. engine  Generation::start: the queue's bound, and the lanes behind it (docs/scheduling.md) 429, 503
+//   4. breaker admit, choose: nobody is asked who keeps failing (traffic/circuit_breaker.h)      503
+//   5. engine  Generation::start: the queue's bound, and the lanes behind it (docs/scheduling.md) 429, 503
+//      or another server, for the canary's part of the requests: ProxiedAnswer::start
 //
-// The key is looked at before the body is read; rates and load count tokens, so they come behind reading and
-// tokenizing. Any thread.
+// Key and pool are looked at before the body is read; rates and load count tokens, so they come behind reading
+// and tokenizing (a canary's tokens are estimated from the body's length). Any thread.
 #pragma once
 
+#include <atomic>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "server/api_keys.h"
 #include "server/generation.h"
 #include "server/http.h"
 #include "server/traffic/admission.h"
+#include "server/traffic/canary.h"
+#include "server/traffic/passage.h"
+#include "server/upstream.h"
 
 namespace sluice {
+
+// Whether settings make sense together: what a start, and a reload, refuses.
+Status check_traffic(const TrafficSettings& settings);
+
+// As the gates stand now; limit 0: there is none.
+struct TrafficState {
+  int limit = 0, waiting = 0;
+  CircuitBreaker::State stable_breaker = {}, canary_breaker = {};
+  bool has_canary = false, canary_rolled_back = false;
+  double canary_percent = 0;
+  std::string canary_verdict;  // what it was worse in; empty: nothing
+};
 
 class Gates {
  public:
@@ -32,11 +55,28 @@ class Gates {
   // not admitted.
   std::optional<HttpResponse> admit(GenerationPlan& plan, int context, HttpExchange& exchange);
 
-  void configure(const TrafficSettings& settings) { admission_->configure(settings); }
+  // A generation request before its body is read. True: the canary's server answers it, by `exchange`; false:
+  // the model here does, and `request` is as it was. `fall_back`: answers it here after all.
+  bool send_to_canary(HttpRequest& request, uint32_t tenant, Lane lane,
+                      const std::shared_ptr<HttpExchange>& exchange,
+                      std::function<void(HttpRequest)> fall_back);
+
+  // Starts the canary over where its settings changed. Errors: settings that make no sense.
+  Status configure(const TrafficSettings& settings);
+  TrafficState state() const;
+  // Ends what the canary's server answers; nothing is sent there any more.
+  void stop();
 
  private:
   const ApiKeys keys_;
   const std::shared_ptr<Admission> admission_;  // permits hold it too
+  const std::shared_ptr<Canary> canary_ = std::make_shared<Canary>();
+  const std::shared_ptr<PoolHealth> stable_health_, canary_health_;  // passages hold them too
+  std::mutex mutex_;
+  CanarySettings canary_settings_;                  // guarded by mutex_
+  std::shared_ptr<Upstream> upstream_;              // null: there is no canary; guarded by mutex_
+  std::vector<std::shared_ptr<Upstream>> retired_;  // whose streams go on until stop; guarded by mutex_
+  std::atomic<bool> has_canary_{false};
 };
 
 }  // namespace sluice

@@ -33,6 +33,8 @@ Meters& meters() {
   return m;
 }
 
+constexpr int kTokensForPace = 5;
+
 ApiError failure(FinishReason reason) {
   switch (reason) {
     case FinishReason::deadline:
@@ -200,7 +202,7 @@ bool Generation::pump_choice(Running& running) {
     any = true;
     account_.token(size_t(choice.index()), event,
                    event.id >= 0 ? text_seen(model_.tokenizer(), event.id) : TokenText());
-    plan_.permit.first_token(event.time);
+    if (first_token_ == 0) plan_.permit.first_token(first_token_ = event.time);
     if (event.finish != FinishReason::none) running.drained = true;
     if (!choice.push(event)) continue;
     account_.choice_ended(size_t(choice.index()), finish_name(choice.finish()));
@@ -235,6 +237,7 @@ void Generation::open_stream() {
 
 void Generation::finish_answer() {
   over_ = true;
+  tell_pool(false);
   release();
   meters().completed.add();
   log_end("completed");
@@ -263,6 +266,8 @@ void Generation::finish_answer() {
 
 void Generation::fail(const ApiError& error, const char* reason) {
   over_ = true;
+  // An answer that its grammar leads nowhere is its client's doing; so is a deadline.
+  if (error.error.code == ErrorCode::kInternal && plan_.grammar == nullptr) tell_pool(true);
   release();
   cancel_all();
   if (error.error.code == ErrorCode::kDeadlineExceeded)
@@ -321,7 +326,21 @@ void Generation::on_shutdown() {
   if (!over_) fail(failure(FinishReason::cancelled), "shutdown");
 }
 
+// As the client sees it: without a stream the first token comes with the last.
+void Generation::tell_pool(bool failed) {
+  const TimeNs now = now_ns();
+  const int tokens = usage().completion_tokens;
+  Outcome outcome;
+  outcome.failed = failed;
+  outcome.anomalous = tokens == 0 && plan_.options.max_tokens.value_or(1) > 0;
+  outcome.first_token_ms = ms((plan_.options.stream && first_token_ != 0 ? first_token_ : now) - submitted_);
+  if (plan_.options.stream && tokens >= kTokensForPace && now > first_token_)
+    outcome.tokens_per_second = tokens / seconds(now - first_token_);
+  plan_.passage.ended(outcome, now);
+}
+
 void Generation::release() {
+  plan_.passage.abandon();
   plan_.permit.generated(usage().completion_tokens);
   plan_.permit.end();
 }

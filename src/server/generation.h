@@ -22,6 +22,7 @@
 #include "server/http_error.h"
 #include "server/request_members.h"
 #include "server/traffic/admission.h"
+#include "server/traffic/passage.h"
 
 namespace sluice {
 
@@ -53,6 +54,7 @@ struct GenerationPlan {
   std::string_view route;           // of the API, as the router has it
   TraceContext trace;               // false: it has none
   std::shared_ptr<RequestLog> log;  // where its account goes; null: nowhere
+  Passage passage;                  // of the gates; tells the breaker how it ended
   Permit permit;                    // of the gates; what holds its place until it has its first token
 };
 
@@ -134,6 +136,7 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
   int respond_error(const ApiError& error);  // the status
   void refuse(const ApiError& error);
   void cancel_all();
+  void tell_pool(bool failed);
   void release();  // its place, and what it was charged for and did not take
   Usage usage() const;
   Timings timings(const Running& running) const;
@@ -149,6 +152,7 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
   bool stream_open_ = false;
   bool over_ = false;
   TimeNs submitted_ = 0;
+  TimeNs first_token_ = 0;
   AnswerAccount account_;
 };
 

@@ -211,6 +211,20 @@ void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExcha
   if (model_.load(std::memory_order_acquire) == nullptr || draining_.load(std::memory_order_relaxed))
     return respond(exchange, not_ready(), caller);
   if (found->live) return live_.listen(exchange, head);
+  if (found->prepare != nullptr) {
+    const auto lane = lane_named(request.header("x-priority"));
+    const auto fall_back = [this, found, exchange, caller](HttpRequest back) {
+      answer_here(*found, back, exchange, caller);
+    };
+    if (gates_.send_to_canary(request, caller.tenant, lane.value_or(Lane::standard), exchange, fall_back))
+      return;
+  }
+  answer_here(*found, request, exchange, caller);
+}
+
+// By the model of this process.
+void Router::answer_here(const Route& route, HttpRequest& request,
+                         const std::shared_ptr<HttpExchange>& exchange, const Caller& caller) {
   ApiCall call{*model_.load(std::memory_order_acquire), config_, model_name(), caller.id};
   call.created = std::time(nullptr);
   call.tenant = caller.tenant;
@@ -221,7 +235,7 @@ void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExcha
   call.responses = config_.response_store_bytes > 0 ? &responses_ : nullptr;
   if (ApiFailure failure = read_headers(request, call))
     return respond(exchange, error_response(*failure), caller);
-  run_model_route(*found, request, exchange, std::move(call), caller);
+  run_model_route(route, request, exchange, std::move(call), caller);
 }
 
 // The answer says which trace it belongs to, and which span of it this server is.

@@ -33,15 +33,16 @@ class Router final : public HttpHandler {
   void set_loading(const std::string& phase, double fraction);
   void serve_model(ServedModel& model);
   void set_draining();
-  void set_traffic(const TrafficSettings& settings) { gates_.configure(settings); }
+  Status set_traffic(const TrafficSettings& settings) { return gates_.configure(settings); }
   // Before serve_model.
   void set_live_sources(LiveSources sources) { live_.set_sources(std::move(sources)); }
   // Of all answers: nothing is finished after it.
   void stop_traces() { tracer_->stop(); }
-  // Ends the pools; jobs that wait still run.
+  // Ends the pools, jobs that wait still run; and what other servers answer.
   void stop_text() {
     pool_.stop();
     grammar_pool_.stop();
+    gates_.stop();
   }
 
  private:
@@ -59,6 +60,8 @@ class Router final : public HttpHandler {
   };
   static std::span<const Route> routes();
 
+  void answer_here(const Route& route, HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange,
+                   const Caller& caller);
   void route_request(HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange, Caller& caller);
   void answer_unrouted(const HttpRequest& request, const std::string& allow,
                        const std::shared_ptr<HttpExchange>& exchange, const Caller& caller);

@@ -111,7 +111,7 @@ HttpResponse Router::get_requests(const HttpRequest& request) {
 
 HttpResponse Router::get_diagnosis(const HttpRequest& request) {
   if (model_.load(std::memory_order_acquire) == nullptr) return not_ready();
-  return diagnosis_page(request, live_, *log_);
+  return diagnosis_page(request, live_, *log_, gates_.state());
 }
 
 HttpResponse Router::get_model(const HttpRequest& request) {

@@ -26,7 +26,7 @@ class ServerImpl final : public Server {
   int port() const override { return network_->port(); }
   void set_loading(const std::string& phase, double fraction) override { router_.set_loading(phase, fraction); }
   void serve_model(ServedModel& model) override { router_.serve_model(model); }
-  void set_traffic(const TrafficSettings& settings) override { router_.set_traffic(settings); }
+  Status set_traffic(const TrafficSettings& settings) override { return router_.set_traffic(settings); }
   void set_live_sources(LiveSources sources) override { router_.set_live_sources(std::move(sources)); }
 
   void drain(TimeNs deadline) override {
@@ -65,6 +65,7 @@ Result<std::unique_ptr<Server>> Server::start(const ServerConfig& config) {
   if (!keys.ok()) return keys.error();
   if (keys->any_plain())
     LOG(warn, "an API key is configured as it is; write \"NAME=sha256:\" and its SHA-256 instead");
+  if (Status status = check_traffic(config.traffic); !status.ok()) return std::move(status).error();
   auto tracer = Tracer::create(config.tracing);
   if (!tracer.ok()) return tracer.error();
   auto server = std::make_unique<ServerImpl>(config, std::move(keys).value(), std::move(tracer).value());

@@ -59,8 +59,8 @@ class Server {
   virtual void set_loading(const std::string& phase,
                            double fraction) = 0;     // what /ready and 503s say meanwhile
   virtual void serve_model(ServedModel& model) = 0;  // from now on /ready is 200
-  // From the next request on.
-  virtual void set_traffic(const TrafficSettings& settings) = 0;
+  // From the next request on. Errors: settings that make no sense; then nothing changes.
+  virtual Status set_traffic(const TrafficSettings& settings) = 0;
   // For the live numbers and the diagnosis. Before serve_model.
   virtual void set_live_sources(LiveSources sources) = 0;
   // /ready goes 503, streams finish until `deadline`, connections close, threads join.

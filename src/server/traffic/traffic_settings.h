@@ -3,6 +3,7 @@
 
 #include <array>
 #include <string>
+#include <vector>
 
 #include "sched/request.h"
 
@@ -39,12 +40,36 @@ struct DegradeSettings {
   bool operator==(const DegradeSettings&) const = default;
 };
 
+// Another server that gets a part of the requests (canary.h).
+struct CanarySettings {
+  std::string upstream;                               // http://HOST:PORT; empty: there is none
+  std::vector<std::string> steps = {"1", "5", "25"};  // percent of the requests, one step after the other
+  int step_requests = 200;                            // that the canary answers before the next
+  int max_in_flight = 8;                              // above it the stable pool takes them
+  int timeout_ms = 60000;                             // until an answer's head is there
+  std::string env = "canary";                         // X-Env that goes there
+  double alpha = 0.01;                                // rollbacks of a canary that is not worse
+  double more_errors = 0.01, slower = 1.2;            // what is no worse: share, factor
+
+  bool operator==(const CanarySettings&) const = default;
+};
+
+// off, patient, quick (circuit_breaker.h). Of the model it is off: nobody else can answer in its place, so that
+// it only helps where a client has another server to turn to.
+struct BreakerChoice {
+  std::string model = "off", upstream = "patient";
+
+  bool operator==(const BreakerChoice&) const = default;
+};
+
 struct TrafficSettings {
   LimitSettings limit;
   DegradeSettings degrade;
   RateSettings keys;                       // of each key
   std::array<RateSettings, kLanes> lanes;  // by Lane
-  bool recalibrate = false;                // lower the rates while the server delivers less than they promise
+  BreakerChoice breaker;
+  CanarySettings canary;
+  bool recalibrate = false;  // lower the rates while the server delivers less than they promise
 
   bool operator==(const TrafficSettings&) const = default;
 };
