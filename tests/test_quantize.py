@@ -1,5 +1,6 @@
 """`sluice quantize` and what `sluice eval` says of its results, on tiny models."""
 import json
+import shutil
 import random
 
 import pytest
@@ -98,3 +99,25 @@ def test_a_gguf_file_of_eight_bits_computes_what_the_file_computed(tmp_path):
     done = run_sluice("eval", out, "--baseline", SMOLLM2, "--data", judged, "--window-tokens", 64, "--batch", 0, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["mean_kl"] < 0.02
+    done = quantize("-o", tmp_path / "again.gguf", "--method", "rtn", model=out)
+    assert done.returncode == 1 and "this model is quantized already" in done.stderr and not (tmp_path / "again.gguf.partial").exists()
+
+
+def test_what_an_evaluation_found_is_not_lost(texts, tmp_path):
+    """A model that computes no numbers fails, by name, and the rows of the others are printed; without --baseline the first model is it."""
+    _, judged = texts
+    broken = tmp_path / "broken"
+    shutil.copytree(MODEL, broken, copy_function=shutil.copyfile)
+    weights = bytearray((broken / "model.safetensors").read_bytes())
+    size = int.from_bytes(weights[:8], "little")
+    at = 8 + size + json.loads(weights[8:8 + size])["model.norm.weight"]["data_offsets"][0]
+    weights[at:at + 4] = b"\xff\x7f\xff\x7f"
+    (broken / "model.safetensors").write_bytes(weights)
+    assert quantize("-o", tmp_path / "fp8", "--method", "fp8").returncode == 0
+    done = run_sluice("eval", MODEL, "--models", f"{broken},{tmp_path / 'fp8'}/", "--data", judged, "--window-tokens", 64, "--batch", 0)
+    assert done.returncode == 1 and f"{broken}: the model computes numbers that are none" in done.stderr
+    assert f"beside {MODEL} with perplexity" in done.stdout
+    assert [row.split()[0] for row in done.stdout.splitlines()[2:]] == [MODEL.name, "fp8"]
+    for flags, message in ((("--models", tmp_path / "nowhere"), "nowhere"), (("--html", tmp_path / "no" / "page.html"), "cannot be written")):
+        done = run_sluice("eval", MODEL, "--data", judged, *flags)
+        assert done.returncode == 1 and message in done.stderr and done.stdout == ""

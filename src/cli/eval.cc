@@ -1,8 +1,11 @@
 // `sluice eval`: perplexity of a text, how far the distributions of its tokens are from those of a baseline,
 // and how fast each model is: quantized models, or precisions of the KV cache.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <optional>
 
 #include "base/mapped_file.h"
 #include "cli/bench_rig.h"
@@ -97,12 +100,12 @@ Result<std::vector<EvalSpeed>> measure_speed(const Config& config, const EvalOpt
   return out;
 }
 
-// A backend is sized once, so each row gets one of its own.
+// A backend is sized once, so each row gets one of its own. `baseline`: what the row is compared with, its
+// cache in full.
 Result<EvalRow> evaluate(const Config& config, const EvalOptions& options, const std::string& path,
-                         const std::string& precision) {
+                         const std::string& baseline, const std::string& precision) {
   EngineConfig engine = config.model.engine;
   engine.kv.precision = precision;
-  const std::string baseline = options.baseline.empty() ? path : options.baseline;
   auto model = open_model(path, engine), full = open_model(baseline, engine);
   if (!model) return std::move(model).error();
   if (!full) return std::move(full).error();
@@ -142,25 +145,48 @@ Result<EvalRow> evaluate(const Config& config, const EvalOptions& options, const
 
 }  // namespace
 
+// The models must open and the page must have a place before anything is computed.
+Status check_ends(const std::vector<std::string>& models, const EvalOptions& options) {
+  for (const std::string& model : models)
+    if (auto opened = open_checkpoint(model); !opened) return std::move(opened).error();
+  if (options.html.empty()) return {};
+  std::string folder = std::filesystem::path(options.html).parent_path();
+  if (folder.empty()) folder = ".";
+  if (std::filesystem::is_directory(options.html) || ::access(folder.c_str(), W_OK) != 0)
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("{}: cannot be written; name a file in a folder that can", options.html), "html"};
+  return {};
+}
+
 int eval(const Config& config, const EvalOptions& options) {
   std::vector<std::string> precisions = options.precisions, models = {config.model.path};
   if (precisions.empty()) precisions.push_back(config.model.engine.kv.precision);
   models.insert(models.end(), options.models.begin(), options.models.end());
+  std::string baseline = options.baseline;
+  if (baseline.empty() && models.size() > 1) baseline = models.front();
+  std::vector<std::string> all = models;
+  if (!baseline.empty()) all.push_back(baseline);
+  if (Status ready = check_ends(all, options); !ready) return failure(ready.error());
   std::vector<EvalRow> rows;
+  std::optional<Error> broken;
   for (const std::string& model : models) {
     for (const std::string& precision : precisions) {
-      auto row = evaluate(config, options, model, precision);
-      if (!row) return failure(row.error());
-      rows.push_back(std::move(*row));
+      auto row = evaluate(config, options, model, baseline.empty() ? model : baseline, precision);
+      if (row)
+        rows.push_back(std::move(*row));
+      else if (!broken)
+        broken = Error{row.error().code, fmt::format("{}: {}", model, row.error().message), row.error().field};
     }
   }
-  if (!options.html.empty())
-    if (Status s = write_whole_file(options.html, evaluation_html(rows, options.baseline, options.data)); !s)
-      return failure(s.error());
-  fmt::print("{}", options.json         ? evaluation_json(rows, options.baseline)
-                   : options.compares() ? comparison_table(rows, options.baseline)
-                                        : precision_table(rows));
-  return 0;
+  if (!rows.empty()) {
+    fmt::print("{}", options.json         ? evaluation_json(rows, baseline)
+                     : options.compares() ? comparison_table(rows, baseline)
+                                          : precision_table(rows));
+    if (!options.html.empty())
+      if (Status s = write_whole_file(options.html, evaluation_html(rows, baseline, options.data)); !s)
+        return failure(s.error());
+  }
+  return broken ? failure(*broken) : 0;
 }
 
 }  // namespace sluice::cli

@@ -33,10 +33,19 @@ void put(JsonWriter& out, const EvalRow& row) {
   out.end_array();
 }
 
+std::string last_part(std::string path) {
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  return path.substr(path.find_last_of('/') + 1);
+}
+
 std::string name_of(const EvalRow& row, const std::vector<EvalRow>& rows) {
   const bool several = std::any_of(rows.begin(), rows.end(),
                                    [&](const EvalRow& r) { return r.precision != rows.front().precision; });
-  const std::string name = row.model.substr(row.model.find_last_of('/') + 1);
+  const std::string name = last_part(row.model);
+  const bool clear = std::none_of(rows.begin(), rows.end(), [&](const EvalRow& r) {
+    return r.model != row.model && last_part(r.model) == name;
+  });
+  if (!clear) return several ? row.model + " kv " + row.precision : row.model;
   return several ? name + " kv " + row.precision : name;
 }
 

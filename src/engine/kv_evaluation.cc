@@ -261,6 +261,15 @@ Result<KvEvaluation> compare_models(const EvaluatedModel& full_model, const Eval
     begin += text.size();
   }
   if (sums.tokens == 0) return Error{ErrorCode::kInvalidArgument, "the text has no two tokens", "data"};
+  for (const auto& [name, loss] :
+       {std::pair("the baseline", sums.full_loss), std::pair("the model", sums.loss)})
+    if (!std::isfinite(loss))
+      return Error{
+          ErrorCode::kInvalidArgument,
+          fmt::format("{} computes numbers that are none (NaN or infinite): its weights are damaged or "
+                      "too large for their format",
+                      name),
+          "model"};
   result.tokens = sums.tokens;
   result.perplexity = std::exp(sums.loss / sums.tokens);
   result.full_perplexity = std::exp(sums.full_loss / sums.tokens);

@@ -7,6 +7,7 @@
 
 #include "model/formats/json_text.h"
 #include "model/formats/json_values.h"
+#include "model/formats/rows.h"
 #include "model/formats/shown.h"
 
 namespace sluice::quantize {
@@ -92,6 +93,33 @@ Result<std::string> extended_config(const std::string& config, const std::string
   return out + (out.back() == '{' ? "\n" : ",\n") + members + "\n}\n";
 }
 
+Result<ModelSpec> spec_of_config(const Checkpoint& checkpoint) {
+  ModelSpec spec = checkpoint.spec();
+  const std::unique_ptr<RowSource> source = checkpoint.rows("rope_freqs.weight");
+  if (!source) return spec;
+  std::vector<float> divisors(size_t(source->cols()));
+  DecodedRow scratch;
+  decode_f32(*source, 0, scratch, divisors.data());
+  const std::vector<float> plain = spec.rope.inverse_frequencies(spec.head_dim);
+  for (const float factor : {8.0f, 32.0f}) {
+    RopeSpec rope = spec.rope;
+    rope.scaling = RopeSpec::Scaling::llama3;
+    rope.factor = factor, rope.low_freq_factor = 1, rope.high_freq_factor = 4, rope.original_context = 8192;
+    const std::vector<float> scaled = rope.inverse_frequencies(spec.head_dim);
+    bool same = divisors.size() == plain.size();
+    for (size_t i = 0; same && i < plain.size(); i++)
+      same = std::abs(plain[i] / scaled[i] - divisors[i]) <= 1e-3f * divisors[i];
+    if (!same) continue;
+    spec.rope = rope;
+    return spec;
+  }
+  return Error{
+      ErrorCode::kUnsupported,
+      fmt::format("{}: tensor rope_freqs.weight: a scaling of rotation that config.json has no name for; "
+                  "start from the Hugging Face folder, or write a GGUF file",
+                  checkpoint.path())};
+}
+
 Result<std::string> config_from_numbers(const ModelSpec& s, const std::string& path,
                                         const std::string& members) {
   struct Known {
@@ -124,10 +152,15 @@ Result<std::string> config_from_numbers(const ModelSpec& s, const std::string& p
   // Gemma's activations do not fit f16.
   out += fmt::format("  \"attention_bias\": false,\n  \"torch_dtype\": \"{}\",\n",
                      s.architecture == "gemma3" ? "bfloat16" : "float16");
-  const std::string scaling =
-      s.rope.scaling == RopeSpec::Scaling::linear
-          ? fmt::format("  \"rope_scaling\": {{\"rope_type\": \"linear\", \"factor\": {}}},\n", s.rope.factor)
-          : "";
+  std::string scaling;
+  if (s.rope.scaling == RopeSpec::Scaling::linear)
+    scaling =
+        fmt::format("  \"rope_scaling\": {{\"rope_type\": \"linear\", \"factor\": {}}},\n", s.rope.factor);
+  if (s.rope.scaling == RopeSpec::Scaling::llama3)
+    scaling = fmt::format(
+        "  \"rope_scaling\": {{\"rope_type\": \"llama3\", \"factor\": {}, \"low_freq_factor\": {}, "
+        "\"high_freq_factor\": {}, \"original_max_position_embeddings\": {}}},\n",
+        s.rope.factor, s.rope.low_freq_factor, s.rope.high_freq_factor, s.rope.original_context);
   out += fmt::format("  \"rope_theta\": {},\n", s.rope.base) + scaling;
   if (s.architecture == "gemma3") {
     std::string types;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "model/checkpoint.h"
 #include "quantize/plan.h"
 
 namespace sluice::quantize {
@@ -21,6 +22,11 @@ std::string quantization_config(const Plan& plan, const LinearNames& names);
 // config.json of a folder, with members added before its last brace. Error: it is quantized already.
 Result<std::string> extended_config(const std::string& config, const std::string& path,
                                     const std::string& members);
+
+// A GGUF model's numbers with the scaling of its rotation named, which the file holds as divisors of the
+// frequencies: one of the two that were published (Llama 3.1: 8, 3.2: 32; both with 1, 4 and 8192). Error
+// (kUnsupported): another.
+Result<ModelSpec> spec_of_config(const Checkpoint& checkpoint);
 
 // config.json from a model's numbers, for what was a GGUF file. Error (kUnsupported): a family or a setting
 // that cannot be said.

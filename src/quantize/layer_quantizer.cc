@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <variant>
 
 #include "model/formats/rows.h"
 #include "model/formats/shown.h"
@@ -25,8 +27,18 @@ class Layer {
     // In the order of the layer: factors of a group change what the next one rounds.
     for (const LinearGroup& group : plan_.groups) move_factors(group);
     for (const LinearGroup& group : plan_.groups)
-      for (const std::string& slot : group.slots)
-        if (!plan_.kept.contains(slot)) out_.matrices.emplace(slot, quantized(group, slot));
+      for (const std::string& slot : group.slots) {
+        if (plan_.kept.contains(slot)) continue;
+        Quantized made = quantized(group, slot);
+        if (const auto* m = std::get_if<IntegerMatrix>(&made))
+          if (!std::all_of(m->scale.begin(), m->scale.end(), [](float s) { return std::isfinite(s); }))
+            return Error{
+                ErrorCode::kUnsupported,
+                fmt::format("{}: tensor {} has values too large for {} bits, whose scales are f16: "
+                            "choose more bits, --method fp8, or leave it out (--targets)",
+                            checkpoint_.path(), shown(fmt::format("blk.{}.{}", layer_, slot)), m->bits)};
+        out_.matrices.emplace(slot, std::move(made));
+      }
     for (const std::string& name : changed_)
       if (!out_.matrices.contains(name)) out_.replaced.emplace(name, std::move(tensors_[name]));
     return std::move(out_);
@@ -144,6 +156,15 @@ class Layer {
 
 }  // namespace
 
+Status check_finite(const Checkpoint& checkpoint, const std::string& slot, int64_t row,
+                    std::span<const float> values) {
+  for (const float v : values)
+    if (!std::isfinite(v))
+      return Error{ErrorCode::kCorrupt, fmt::format("{}: tensor {} holds {} in row {}; the model is damaged",
+                                                    checkpoint.path(), shown(slot), v, row)};
+  return {};
+}
+
 Result<Matrix> read_tensor(const Checkpoint& checkpoint, const std::string& slot) {
   const std::unique_ptr<RowSource> source = checkpoint.rows(slot);
   CHECK(source != nullptr, "checked at opening");
@@ -153,10 +174,8 @@ Result<Matrix> read_tensor(const Checkpoint& checkpoint, const std::string& slot
   for (int64_t r = 0; r < out.rows; r++) {
     const int64_t stored = out.rows > 1 && !order.empty() ? order[size_t(r)] : r;
     decode_f32(*source, stored, scratch, out.row(r).data());
-    for (const float v : out.row(r))
-      if (!std::isfinite(v))
-        return Error{ErrorCode::kCorrupt, fmt::format("{}: tensor {} holds {} in row {}; the model is damaged",
-                                                      checkpoint.path(), shown(slot), v, stored)};
+    if (Status finite = check_finite(checkpoint, slot, stored, out.row(r)); !finite)
+      return std::move(finite).error();
   }
   if (out.rows == 1 && !order.empty()) {
     const std::vector<float> stored = out.values;

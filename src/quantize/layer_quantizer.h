@@ -18,7 +18,11 @@ struct QuantizedLayer {
   Replacements replaced;  // tensors that are not quantized but took factors: norms, biases
 };
 
-// A tensor as float32 in the order in which it is packed. Errors name the tensor: NaN or infinite values.
+// Error (kCorrupt): a NaN or an infinity; names the tensor and the row, as the file counts them.
+Status check_finite(const Checkpoint& checkpoint, const std::string& slot, int64_t row,
+                    std::span<const float> values);
+
+// A tensor as float32 in the order in which it is packed. Errors: check_finite's.
 Result<Matrix> read_tensor(const Checkpoint& checkpoint, const std::string& slot);
 
 // What calibration keeps for each input of a layer, where the plan's method wants it.

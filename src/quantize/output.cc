@@ -7,6 +7,7 @@
 
 #include "base/mapped_file.h"
 #include "model/formats/json_text.h"
+#include "model/formats/rows.h"
 #include "model/formats/safetensors.h"
 #include "model/formats/whole_file.h"
 #include "model/slots.h"
@@ -64,12 +65,18 @@ Result<std::unique_ptr<Output>> Output::open(const Checkpoint& checkpoint, const
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("{}: exists already; remove it or choose another name", out), "output"};
   std::unique_ptr<Output> output(new Output(checkpoint, plan, out));
+  if (Result<std::string> config = output->config(""); !config) return std::move(config).error();
   const std::string stamp = output->partial_ + "/" + kIdentity;
   if (exists(output->partial_)) {
     Result<MappedFile> old = MappedFile::open(stamp);
     const std::string text =
         old ? std::string(reinterpret_cast<const char*>(old->bytes().data()), old->bytes().size())
             : std::string();
+    // A run that could not even write its settings left nothing.
+    if (!old && fs::is_empty(output->partial_)) {
+      if (Status s = write_whole_file(stamp, identity); !s) return std::move(s).error();
+      return output;
+    }
     if (text != identity)
       return Error{
           ErrorCode::kInvalidArgument,
@@ -130,8 +137,12 @@ Result<std::vector<OutputTensor>> Output::plain_tensor(const std::string& slot, 
                                                               : "BF16";
     OutputTensor out{name, type, {source->rows(), source->cols()}, {}};
     DecodedRow row;
+    std::vector<float> values(size_t(source->cols()));
     for (int64_t r = 0; r < source->rows(); r++) {
-      source->decode(order.empty() ? r : order[size_t(r)], row);
+      const int64_t stored = order.empty() ? r : order[size_t(r)];
+      decode_f32(*source, stored, row, values.data());
+      if (Status finite = check_finite(checkpoint_, slot, stored, values); !finite)
+        return std::move(finite).error();
       out.data.insert(out.data.end(), row.raw.begin(), row.raw.end());
     }
     checkpoint_.release(slot);
@@ -213,24 +224,38 @@ Status Output::finish(const Companions& companions) {
     return {};
   }
   if (Status s = finish_folder(companions); !s) return s;
-  for (const char* name : {kResiduals, kIdentity}) fs::remove(partial_ + "/" + name, e);
+  fs::remove(partial_ + "/" + kResiduals, e);
   fs::rename(partial_, out_, e);
   if (e) return io(out_, e);
+  fs::remove(out_ + "/" + kIdentity, e);  // last: with it the run can be gone on with
   return {};
+}
+
+// What says how the weights are to be read; empty for a GGUF file. Errors: of extended_config and
+// config_from_numbers, and a GGUF file that is quantized already by this program.
+Result<std::string> Output::config(const std::string& members) const {
+  if (const GgufFile* gguf = checkpoint_.gguf()) {
+    if (gguf->string(kMetadataGgufKey))
+      return Error{
+          ErrorCode::kUnsupported,
+          fmt::format("{}: key {}: this model is quantized already; give the one that it was made from",
+                      checkpoint_.path(), kMetadataGgufKey)};
+    if (plan_.layout == Layout::gguf) return std::string();
+    auto scaled = spec_of_config(checkpoint_);
+    if (!scaled) return std::move(scaled).error();
+    return config_from_numbers(*scaled, checkpoint_.path(), members);
+  }
+  Result<std::string> own = checkpoint_.side_file("config.json");
+  if (!own) return own;
+  return extended_config(*own, checkpoint_.path() + "/config.json", members);
 }
 
 Status Output::finish_folder(const Companions& companions) const {
   const std::string all = fmt::format("  \"quantization_config\": {},\n  \"{}\": {}",
                                       quantization_config(plan_, names()), kMetadataKey, companions.metadata);
-  Result<std::string> config = std::string();
-  if (checkpoint_.gguf()) {
-    config = config_from_numbers(checkpoint_.spec(), checkpoint_.path(), all);
-  } else {
-    Result<std::string> own = checkpoint_.side_file("config.json");
-    config = own ? extended_config(*own, checkpoint_.path() + "/config.json", all) : std::move(own);
-  }
-  if (!config) return std::move(config).error();
-  if (Status s = write_whole_file(partial_ + "/config.json", *config); !s) return s;
+  Result<std::string> text = config(all);
+  if (!text) return std::move(text).error();
+  if (Status s = write_whole_file(partial_ + "/config.json", *text); !s) return s;
   if (Status s = write_index(); !s) return s;
   return write_side_files(companions);
 }

@@ -46,6 +46,7 @@ class Output {
   Output(const Checkpoint& checkpoint, const Plan& plan, std::string out);
   LinearNames names() const;
   std::string shard(int layer) const;  // layer -1: what is outside of layers
+  Result<std::string> config(const std::string& members) const;
   Result<std::vector<OutputTensor>> plain_tensor(const std::string& slot, const Matrix* replaced) const;
   Status finish_folder(const Companions& companions) const;
   Status write_index() const;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "model/formats/gguf.h"
 #include "model/formats/json_text.h"
@@ -16,6 +17,7 @@ class Flow {
  public:
   static Result<Flow> make(const Job& job, Backend& backend) {
     Flow flow;
+    flow.path_ = job.checkpoint.path();
     size_t longest = 1;
     if (job.calibration)
       for (const auto& ids : job.calibration->samples) longest = std::max(longest, ids.size());
@@ -24,7 +26,13 @@ class Flow {
     if (!runner) return std::move(runner).error();
     flow.runner_ = std::move(*runner);
     if (job.calibration)
-      for (const auto& ids : job.calibration->samples) flow.residuals_.push_back(flow.runner_->embed(ids));
+      for (const auto& ids : job.calibration->samples) {
+        flow.residuals_.push_back(flow.runner_->embed(ids));
+        if (!finite(flow.residuals_.back()))
+          return Error{ErrorCode::kCorrupt, fmt::format("{}: tensor token_embd.weight holds NaN or infinite "
+                                                        "numbers; the model is damaged",
+                                                        job.checkpoint.path())};
+      }
     return flow;
   }
   std::vector<Matrix>& residuals() { return residuals_; }
@@ -39,6 +47,11 @@ class Flow {
         if (!statistics) return;
         if (const auto at = statistics->find(input); at != statistics->end()) at->second.add(x, products);
       });
+      if (!finite(copy))
+        return Error{ErrorCode::kCorrupt,
+                     fmt::format("{}: layer {} computes NaN or infinite numbers; the model "
+                                 "is damaged",
+                                 path_, layer)};
       if (!statistics || keeps_) residuals_[i] = std::move(copy);
       progress(double(i + 1) / double(residuals_.size()));
     }
@@ -49,6 +62,11 @@ class Flow {
   void keep_first_pass(bool keeps) { keeps_ = keeps; }
 
  private:
+  static bool finite(const Matrix& m) {
+    return std::all_of(m.values.begin(), m.values.end(), [](float v) { return std::isfinite(v); });
+  }
+
+  std::string path_;
   std::unique_ptr<LayerRunner> runner_;
   std::vector<Matrix> residuals_;
   bool keeps_ = false;

@@ -13,6 +13,8 @@
 
 #include "model/formats/safetensors.h"
 #include "model/test_run.h"
+#include "quantize/folder_config.h"
+#include "quantize/matrix_rows.h"
 
 namespace sluice::quantize {
 namespace {
@@ -38,6 +40,26 @@ class Quantize : public testing::Test {
     return c;
   }
   std::string path(const std::string& name) const { return (dir_ / name).string(); }
+
+  // A tiny model whose tensor begins with other bytes.
+  static void damage(const std::string& folder, const char* tensor, const char (&bytes)[5]) {
+    fs::create_directories(folder);
+    for (const char* name : {"config.json", "model.safetensors"}) {
+      fs::copy_file(kTiny + "qwen3-qknorm/" + name, folder + "/" + name, fs::copy_options::overwrite_existing);
+      fs::permissions(folder + "/" + name, fs::perms::owner_all);
+    }
+    auto opened = SafetensorsFolder::open(folder);
+    const SafetensorsTensor* t = (*opened)->tensor(tensor);
+    ASSERT_NE(t, nullptr) << tensor;
+    const std::string file = folder + "/model.safetensors";
+    std::ifstream in(file, std::ios::binary);
+    const std::string all{std::istreambuf_iterator<char>(in), {}};
+    const std::string begin(reinterpret_cast<const char*>(t->data.data()),
+                            std::min<size_t>(64, t->data.size()));
+    std::fstream out(file, std::ios::binary | std::ios::in | std::ios::out);
+    out.seekp(int64_t(all.find(begin)));
+    out.write(bytes, 4);
+  }
 
   Status quantize(const std::string& model, const Settings& settings, const std::string& out,
                   std::function<void(double)> progress = {}) {
@@ -175,31 +197,96 @@ TEST_F(Quantize, WhatIsThereIsNotWrittenOver) {
   EXPECT_EQ(done.error().field, "output");
 }
 
+// Whatever the tensor is to become, and whether or not the method reads it.
 TEST_F(Quantize, AWeightThatIsNoNumberIsNamed) {
-  for (const char* name : {"config.json", "model.safetensors"}) {
-    fs::copy_file(kTiny + "qwen3-qknorm/" + name, dir_ / name);
-    fs::permissions(dir_ / name, fs::perms::owner_all);
+  struct Case {
+    const char *tensor, *says;
+    Settings settings;
+  };
+  const Case cases[] = {
+      {"model.layers.1.mlp.up_proj.weight", "tensor 'blk.1.ffn_up.weight' holds nan in row 0", {Method::rtn}},
+      {"model.layers.1.self_attn.v_proj.weight",
+       "tensor 'blk.1.attn_v.weight' holds nan in row 0",
+       {Method::rtn}},
+      {"model.embed_tokens.weight", "tensor 'token_embd.weight' holds nan in row 0", {Method::rtn}},
+      {"model.norm.weight", "tensor 'output_norm.weight' holds nan in row 0", {Method::rtn}},
+      {"model.layers.0.input_layernorm.weight", "layer 0 computes NaN or infinite numbers", {Method::gptq}},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.tensor);
+    const std::string model = path("model");
+    damage(model, c.tensor, "\xff\x7f\xff\x7f");  // NaN in bf16, f16 and f32
+    const Status done = quantize(model, c.settings, "nan");
+    ASSERT_FALSE(done.ok());
+    EXPECT_THAT(done.error().message, HasSubstr(c.says));
+    EXPECT_FALSE(fs::exists(path("nan")));
+    fs::remove_all(path("nan.partial"));
   }
-  {
-    auto opened = SafetensorsFolder::open(dir_.string());
-    const SafetensorsTensor* t = (*opened)->tensor("model.layers.1.mlp.up_proj.weight");
-    std::fstream file(dir_ / "model.safetensors", std::ios::binary | std::ios::in | std::ios::out);
-    std::ifstream in(dir_ / "model.safetensors", std::ios::binary);
-    const std::string all{std::istreambuf_iterator<char>(in), {}};
-    const std::string bytes(reinterpret_cast<const char*>(t->data.data()), 64);
-    file.seekp(int64_t(all.find(bytes)));
-    file.write("\xff\x7f\xff\x7f", 4);  // NaN in bf16, f16 and f32
+}
+
+// A scale of 4 bits is f16: it would be infinite, and the model's answers no numbers.
+TEST_F(Quantize, WeightsTooLargeForTheirScaleAreNamed) {
+  damage(path("model"), "model.layers.1.mlp.up_proj.weight", "\x80\x4a\x80\x4a");  // 4194304 in bf16
+  for (const Method method : {Method::rtn, Method::gptq}) {
+    const Status done = quantize(path("model"), {.method = method}, "large");
+    ASSERT_FALSE(done.ok());
+    EXPECT_THAT(done.error().message,
+                HasSubstr("tensor 'blk.1.ffn_up.weight' has values too large for 4 bits"));
+    fs::remove_all(path("large.partial"));
   }
-  const Status done = quantize(dir_.string(), {.method = Method::rtn}, "nan");
-  ASSERT_FALSE(done.ok());
-  EXPECT_THAT(done.error().message, HasSubstr("tensor 'blk.1.ffn_up.weight' holds nan in row 0"));
-  EXPECT_FALSE(fs::exists(path("nan")));
 }
 
 TEST_F(Quantize, AQuantizedModelIsNotQuantizedAgain) {
   ASSERT_TRUE(quantize(kTiny + "qwen3-qknorm", {.method = Method::rtn}, "once").ok());
   EXPECT_THAT(quantize(path("once"), {.method = Method::rtn}, "twice").error().message,
               HasSubstr("quantized already"));
+  EXPECT_FALSE(fs::exists(path("twice.partial"))) << "it was known before anything was computed";
+}
+
+// A GGUF file's: divisors of the frequencies in place of the numbers that they come from.
+class WithDivisors final : public Checkpoint {
+ public:
+  WithDivisors(const Checkpoint& model, float factor) : model_(model), spec_(model.spec()), divisors_(1, 0) {
+    spec_.rope.scaling = RopeSpec::Scaling::none;
+    RopeSpec scaled = spec_.rope;
+    scaled.scaling = RopeSpec::Scaling::llama3;
+    scaled.factor = factor, scaled.low_freq_factor = 1, scaled.high_freq_factor = 4,
+    scaled.original_context = 8192;
+    const auto plain = spec_.rope.inverse_frequencies(spec_.head_dim),
+               by = scaled.inverse_frequencies(spec_.head_dim);
+    divisors_ = Matrix(1, int64_t(plain.size()));
+    for (size_t i = 0; i < plain.size(); i++) divisors_.values[i] = plain[i] / by[i];
+  }
+  const std::string& path() const override { return model_.path(); }
+  std::string format() const override { return model_.format(); }
+  const ModelSpec& spec() const override { return spec_; }
+  std::vector<TensorInfo> tensors() const override { return {}; }
+  std::unique_ptr<RowSource> rows(std::string_view slot) const override {
+    return slot == "rope_freqs.weight" ? std::make_unique<MatrixRows>(divisors_) : model_.rows(slot);
+  }
+  std::vector<int32_t> row_order(std::string_view slot) const override { return model_.row_order(slot); }
+  Result<std::string> side_file(std::string_view name) const override { return model_.side_file(name); }
+  const GgufFile* gguf() const override { return nullptr; }
+  void release(std::string_view) const override {}
+
+ private:
+  const Checkpoint& model_;
+  ModelSpec spec_;
+  Matrix divisors_;
+};
+
+TEST_F(Quantize, TheScalingOfRotationGetsItsName) {
+  auto model = open_checkpoint(kTiny + "llama-untied-llama3rope");
+  ASSERT_TRUE(model.ok());
+  for (const float factor : {8.0f, 32.0f}) {
+    const Result<ModelSpec> spec = spec_of_config(WithDivisors(**model, factor));
+    ASSERT_TRUE(spec.ok());
+    EXPECT_EQ(spec->rope.factor, factor);
+    const Result<std::string> config = config_from_numbers(*spec, "model", "\"a\": 1");
+    ASSERT_TRUE(config.ok());
+    EXPECT_THAT(*config, HasSubstr("\"rope_type\": \"llama3\", \"factor\": " + std::to_string(int(factor))));
+  }
+  EXPECT_THAT(spec_of_config(WithDivisors(**model, 3)).error().message, HasSubstr("rope_freqs.weight"));
 }
 
 TEST_F(Quantize, TheModelSaysWhatItWasCalibratedOn) {
