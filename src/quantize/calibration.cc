@@ -152,6 +152,7 @@ Result<Calibration> draw_samples(std::string_view bytes, const std::string& path
   Calibration out;
   const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
   out.data_hash = fmt::format("xxh3-128:{:016x}{:016x}", hash.high64, hash.low64);
+  out.passages.push_back(whole_file(bytes));
   Draw draw(wish.seed);
   auto strata = strata_of(*documents, pieces);
   const auto quota = quotas(strata, pieces.size(), std::min(size_t(wish.samples), pieces.size()));

@@ -92,6 +92,19 @@ TEST(Overlap, FindsASharedPassageInAnyLayoutAndCase) {
   EXPECT_THAT(passages("fifteen words or fewer have no passage"), IsEmpty());
 }
 
+TEST(Overlap, TextWithoutSpacesHasPassagesOfCharacters) {
+  std::string text;
+  for (int i = 0; i < 40; i++) text += "\xe6\xb0" + std::string(1, char(0x81 + i));
+  EXPECT_EQ(passages(text).size(), 2u);
+  EXPECT_TRUE(shared_passage("x " + text.substr(3 * 5), passages(text)).has_value());
+}
+
+TEST(Overlap, AFileIsAPassageOfItself) {
+  const std::string few = "{\"text\": \"four words and more\"}";
+  EXPECT_TRUE(shared_passage(few, std::vector{whole_file(few)}).has_value());
+  EXPECT_FALSE(shared_passage(few + "\n", std::vector{whole_file(few)}).has_value());
+}
+
 TEST(Overlap, HashesComeBackFromTheirText) {
   const auto hashes = passages(words("x", 100));
   EXPECT_EQ(hashes.size(), 6u);

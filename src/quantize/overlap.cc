@@ -10,10 +10,18 @@
 namespace sluice::quantize {
 namespace {
 
+// Beyond ASCII each character is a word: many languages are written without spaces.
 std::vector<std::string> words_of(std::string_view text) {
   std::vector<std::string> out;
   bool inside = false;
   for (const char c : text) {
+    const auto byte = uint8_t(c);
+    if (byte >= 0x80) {
+      if (byte >= 0xc0 || out.empty()) out.emplace_back();
+      out.back() += c;
+      inside = false;
+      continue;
+    }
     const bool space = c == ' ' || c == '\n' || c == '\t' || c == '\r';
     if (!space && !inside) out.emplace_back();
     if (!space) out.back() += c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c;
@@ -28,9 +36,11 @@ std::string passage_at(const std::vector<std::string>& words, size_t first) {
   return out;
 }
 
-uint64_t hash_of(const std::string& passage) { return XXH3_64bits(passage.data(), passage.size()); }
+uint64_t hash_of(std::string_view passage) { return XXH3_64bits(passage.data(), passage.size()); }
 
 }  // namespace
+
+uint64_t whole_file(std::string_view bytes) { return hash_of(bytes); }
 
 std::vector<uint64_t> passages(std::string_view text) {
   const std::vector<std::string> words = words_of(text);
@@ -42,6 +52,7 @@ std::vector<uint64_t> passages(std::string_view text) {
 
 std::optional<std::string> shared_passage(std::string_view text, std::span<const uint64_t> known) {
   const std::unordered_set<uint64_t> set(known.begin(), known.end());
+  if (set.contains(whole_file(text))) return std::string(text.substr(0, 200));
   const std::vector<std::string> words = words_of(text);
   for (size_t i = 0; i + kPassageWords <= words.size(); i++)
     if (std::string passage = passage_at(words, i); set.contains(hash_of(passage))) return passage;
