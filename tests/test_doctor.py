@@ -120,7 +120,7 @@ def test_more_compute_threads_than_cores_are_named(start):
 
 # With a fault (docs/faults.md), where the trouble is in the server itself.
 PLANTED = {
-    "host-bound": ("cpu_stall:every=1,amount=25", 4, short),
+    "host-bound": ("cpu_stall:every=1,amount=200", 4, short),
     "broken-tokens": ("nan_logits:rate=0.2,amount=3", 4, short),
     "slow-tokens": ("slow_step:every=40,amount=1500", 2, short),
 }
