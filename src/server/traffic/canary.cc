@@ -25,6 +25,9 @@ constexpr double kTauOfShares = 0.05, kTauOfLogs = 0.26;
 
 }  // namespace
 
+// Its series are there from the first scrape on.
+Canary::Canary() { meters(); }
+
 void Canary::configure(const CanarySettings& settings) {
   std::lock_guard lock(mutex_);
   settings_ = settings;

@@ -32,6 +32,7 @@ class Canary {
   // What headers say: always, never, or by weight.
   enum class Wish : uint8_t { by_weight, canary, never, always };
 
+  Canary();
   // Starts over at the first step.
   void configure(const CanarySettings& settings);
   // `sticky`: a hash; equal ones go the same way while the share does not shrink.
