@@ -59,7 +59,7 @@ class Page {
  public:
   Page(const ReportFacts& facts, const Session& session) : facts_(facts), s_(session) {
     for (const StepResult& step : s_.steps)
-      if (step.measured) measured_.push_back(&step);
+      if (step.measured && step.chosen().run.failure.empty()) measured_.push_back(&step);
   }
 
   std::string make() {
@@ -116,7 +116,7 @@ class Page {
     double before = 0;
     for (const StepResult& step : s_.steps) {
       Span span{.label = label_of(step)};
-      if (step.measured) {
+      if (step.measured && step.chosen().figures.completed > 0) {
         const Figures& f = step.chosen().figures;
         span.from = before, span.to = f.qps.mean, span.low = f.qps.low, span.high = f.qps.high;
         span.style = &step == &s_.steps.front() ? "start" : step.kept ? "kept" : "dropped";

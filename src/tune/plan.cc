@@ -37,7 +37,7 @@ Step kv() {
 }
 
 Step weights(const PlanWish& wish, const std::string& model, const Place& place) {
-  Step step{"weights", "Weights of 4 bits", {"memory-bandwidth-bound"}, {}, ""};
+  Step step{"weights", "Weights of fewer bits", {"memory-bandwidth-bound"}, {}, ""};
   if (wish.exact) {
     step.nothing = "--exact: answers are to stay as they are";
   } else if (place.weight_bits <= 4) {
