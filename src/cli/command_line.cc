@@ -352,7 +352,8 @@ void Parser::add_quantize() {
                   "int8: the share of the activations' spread that weights take over")
       ->check(real_between(0, 1))
       ->capture_default_str();
-  app->add_option("--damping", s.damping, "gptq: of the mean diagonal of the inputs' second moments")
+  app->add_option("--damping", s.damping,
+                  "gptq, calibrated fp8: of the mean diagonal of the inputs' second moments")
       ->check(real_between(1e-6, 10))
       ->capture_default_str();
   app->add_flag("--clip,!--no-clip", s.clip, "awq: narrow the groups' ranges where that helps (default)");

@@ -15,8 +15,8 @@ double output_error(const Matrix& w, const Matrix& other, const Weight& hessian,
 
 // [K] factors for the columns of all `weights`, which read the same input; geometric middle of largest and
 // smallest is 1. Of x^a, x the mean |activation| and a = 0, 1/20 .. 19/20, the factors with the least output
-// error after rounding. `share`: so many runs of K / share columns have common factors (query heads that share
-// a value head lie next to each other in runs of `run` columns); 1 and K where all differ.
+// error after rounding. `sharing`: query heads that share a value head lie next to each other and have common
+// factors.
 struct ColumnSharing {
   int64_t run = 0;    // columns of a head; 0: no sharing
   int64_t heads = 1;  // neighbouring runs that share

@@ -104,7 +104,8 @@ std::map<std::string, std::vector<size_t>> strata_of(const std::vector<Document>
   return out;
 }
 
-// Each stratum gets its share, at least one; what rounding leaves over goes to the largest.
+// Each stratum gets its share, at least one; what rounding leaves over goes to the largest. Of more strata than
+// samples the smallest go without.
 std::map<std::string, size_t> quotas(const std::map<std::string, std::vector<size_t>>& strata, size_t all,
                                      size_t wanted) {
   std::map<std::string, size_t> out;
@@ -118,7 +119,9 @@ std::map<std::string, size_t> quotas(const std::map<std::string, std::vector<siz
       const bool possible = given < wanted ? room(name) > 0 : out[name] > 1;
       if (possible && (pick.empty() || members.size() > strata.at(pick).size())) pick = name;
     }
-    if (pick.empty()) break;
+    if (pick.empty())
+      for (const auto& [name, members] : strata)
+        if (out[name] > 0 && (pick.empty() || members.size() < strata.at(pick).size())) pick = name;
     given < wanted ? (++out[pick], ++given) : (--out[pick], --given);
   }
   return out;
@@ -149,7 +152,7 @@ Result<Calibration> draw_samples(std::string_view bytes, const std::string& path
         fmt::format("{}: {} pieces of {} tokens or more; calibration needs at least {}: give more text", path,
                     pieces.size(), kLeastTokens, kLeastSamples),
         "calibration"};
-  Calibration out;
+  Calibration out{.seed = wish.seed, .sample_tokens = wish.sample_tokens};
   const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
   out.data_hash = fmt::format("xxh3-128:{:016x}{:016x}", hash.high64, hash.low64);
   out.passages.push_back(whole_file(bytes));
@@ -161,6 +164,7 @@ Result<Calibration> draw_samples(std::string_view bytes, const std::string& path
     for (size_t i = 0; i < quota.at(name); i++)
       std::swap(members[i], members[i + draw.below(members.size() - i)]);
     chosen.insert(chosen.end(), members.begin(), members.begin() + int64_t(quota.at(name)));
+    if (quota.at(name) == 0) continue;
     out.strata += fmt::format("{}{} {}", out.strata.empty() ? "" : ", ", name, quota.at(name));
   }
   std::sort(chosen.begin(), chosen.end());

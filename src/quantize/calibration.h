@@ -30,11 +30,13 @@ struct CalibrationWish {
 };
 
 struct Calibration {
-  std::vector<std::vector<int32_t>> samples;
-  std::string data_hash;  // "xxh3-128:…" of the file's bytes
-  std::string strata;     // "code short 12, prose long 40, …": how many of each, for people
+  uint64_t seed = 1;  // as wished
+  int sample_tokens = 512;
+  std::vector<std::vector<int32_t>> samples{};
+  std::string data_hash{};  // "xxh3-128:…" of the file's bytes
+  std::string strata{};     // "code short 12, prose long 40, …": how many of each, for people
   int64_t tokens = 0;
-  std::vector<uint64_t> passages;  // of the documents that samples come from (overlap.h)
+  std::vector<uint64_t> passages{};  // of the documents that samples come from (overlap.h)
 };
 
 // Strata are kinds times thirds by length. All pieces where there are fewer than `samples`. The same wish draws

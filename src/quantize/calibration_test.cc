@@ -52,6 +52,18 @@ TEST(Calibration, OfTooFewPiecesAllAreTaken) {
   EXPECT_EQ(draw_samples(jsonl(), "x.jsonl", wish(500))->samples.size(), 60u);
 }
 
+TEST(Calibration, SamplesAreABoundWhateverTheKinds) {
+  std::string text;
+  for (int i = 0; i < 50; i++)
+    for (int copy = 0; copy < (i == 7 ? 2 : 1); copy++)
+      text += fmt::format("{{\"text\": \"{}\", \"kind\": \"kind {}\"}}\n", words("w", 9 + i % 3), i);
+  const auto drawn = draw_samples(text, "x.jsonl", wish(8));
+  ASSERT_TRUE(drawn.ok()) << drawn.error().message;
+  EXPECT_EQ(drawn->samples.size(), 8u);
+  EXPECT_THAT(drawn->strata, HasSubstr("kind 7 "));  // the largest
+  EXPECT_THAT(drawn->strata, testing::Not(HasSubstr(" 0")));
+}
+
 TEST(Calibration, TextIsCutAtBlankLinesAndLongDocumentsIntoSeveralSamples) {
   std::string text;
   for (int i = 0; i < 4; i++) text += words("prose", 160) + "\n\n";

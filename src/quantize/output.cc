@@ -1,7 +1,11 @@
 #include "quantize/output.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 
@@ -46,6 +50,19 @@ OutputTensor half_tensor(const std::string& name, const Matrix& m) {
   return out;
 }
 
+// Of two texts that differ, the first line of which that is so.
+std::string first_difference(std::string_view old, std::string_view now) {
+  const auto line = [](std::string_view& text) {
+    const std::string_view out = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(text.size(), out.size() + 1));
+    return out;
+  };
+  while (!old.empty() || !now.empty())
+    if (const std::string_view was = line(old), is = line(now); was != is)
+      return fmt::format("'{}' there, '{}' here", was, is);
+  return {};
+}
+
 std::string without_weight(const std::string& name) { return name.substr(0, name.rfind('.')); }
 
 }  // namespace
@@ -66,29 +83,44 @@ Result<std::unique_ptr<Output>> Output::open(const Checkpoint& checkpoint, const
                  fmt::format("{}: exists already; remove it or choose another name", out), "output"};
   std::unique_ptr<Output> output(new Output(checkpoint, plan, out));
   if (Result<std::string> config = output->config(""); !config) return std::move(config).error();
+  std::error_code e;
+  fs::create_directories(output->partial_, e);
+  if (e) return io(output->partial_, e);
+  if (Status s = output->lock(); !s) return std::move(s).error();
   const std::string stamp = output->partial_ + "/" + kIdentity;
-  if (exists(output->partial_)) {
-    Result<MappedFile> old = MappedFile::open(stamp);
-    const std::string text =
-        old ? std::string(reinterpret_cast<const char*>(old->bytes().data()), old->bytes().size())
-            : std::string();
-    // A run that could not even write its settings left nothing.
-    if (!old && fs::is_empty(output->partial_)) {
-      if (Status s = write_whole_file(stamp, identity); !s) return std::move(s).error();
-      return output;
-    }
-    if (text != identity)
-      return Error{
-          ErrorCode::kInvalidArgument,
-          fmt::format("{}: is the beginning of another model or of other settings; remove it to start anew",
-                      output->partial_),
-          "output"};
+  const Result<MappedFile> old = MappedFile::open(stamp);
+  // A run that could not even write its settings left nothing.
+  if (!old && fs::is_empty(output->partial_, e)) {
+    if (Status s = write_whole_file(stamp, identity); !s) return std::move(s).error();
     return output;
   }
-  std::error_code e;
-  if (!fs::create_directories(output->partial_, e)) return io(output->partial_, e);
-  if (Status s = write_whole_file(stamp, identity); !s) return std::move(s).error();
+  const std::string text =
+      old ? std::string(reinterpret_cast<const char*>(old->bytes().data()), old->bytes().size())
+          : std::string();
+  if (text != identity)
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("{}: is the beginning of another model or of other settings ({}); remove it to "
+                             "start anew",
+                             output->partial_, first_difference(text, identity)),
+                 "output"};
   return output;
+}
+
+Output::~Output() {
+  if (lock_ >= 0) ::close(lock_);
+}
+
+// Held as long as this object is: two runs would write the same files.
+Status Output::lock() {
+  lock_ = ::open(partial_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  // Where a file system has no locks, nothing is lost but this.
+  if (lock_ >= 0 && flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    return Error{ErrorCode::kInvalidArgument, fmt::format("{}: another run is writing it", partial_), "output"};
+  // The other run may have ended between the look at OUT and the lock, and this folder be that OUT.
+  if (lock_ < 0 || exists(out_))
+    return Error{ErrorCode::kInvalidArgument, fmt::format("{}: another run has just written it", out_),
+                 "output"};
+  return {};
 }
 
 std::string Output::shard(int layer) const {

@@ -26,10 +26,14 @@ inline constexpr const char* kWindowsGgufKey = "sluice.calibration_windows";
 
 class Output {
  public:
-  // `identity`: one line that is equal for runs that make the same model. Errors: OUT exists, OUT.partial is of
-  // another run, the folder cannot be made.
+  // `identity`: lines "key: value", equal for runs that make the same model. Errors: OUT exists, OUT.partial is
+  // of other settings, or another run has it locked; the folder cannot be made.
   static Result<std::unique_ptr<Output>> open(const Checkpoint& checkpoint, const Plan& plan,
                                               const std::string& out, const std::string& identity);
+
+  ~Output();
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
 
   // Layers 0 .. that are done, counting those of the run that was interrupted.
   int layers_done() const;
@@ -44,6 +48,7 @@ class Output {
 
  private:
   Output(const Checkpoint& checkpoint, const Plan& plan, std::string out);
+  Status lock();
   LinearNames names() const;
   std::string shard(int layer) const;  // layer -1: what is outside of layers
   Result<std::string> config(const std::string& members) const;
@@ -56,6 +61,7 @@ class Output {
   const Plan& plan_;
   const Family& family_;
   const std::string out_, partial_;
+  int lock_ = -1;
 };
 
 }  // namespace sluice::quantize

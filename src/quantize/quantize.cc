@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <system_error>
+#include <utility>
 
 #include "model/formats/gguf.h"
 #include "model/formats/json_text.h"
@@ -72,34 +75,85 @@ class Flow {
   bool keeps_ = false;
 };
 
-// As far as the result depends on it.
+using Facts = std::vector<std::pair<std::string, std::string>>;  // a key, a JSON value
+
+std::string json_object(const Facts& facts) {
+  std::string out;
+  for (const auto& [key, value] : facts)
+    out += fmt::format("{}\"{}\": {}", out.empty() ? "" : ", ", key, value);
+  return "{" + out + "}";
+}
+
+Facts facts_of(const Settings& s, Layout layout, const Grid& grid) {
+  Facts out = {{"method", json_text(method_name(s.method))},
+               {"layout", json_text(layout_name(layout))},
+               {"bits", fmt::to_string(s.bits)},
+               {"targets", s.all_targets ? "\"all\"" : "\"mlp\""}};
+  if (s.method == Method::fp8) {
+    out.emplace_back("granularity", s.block ? fmt::format("\"block {0}x{0}\"", s.block) : "\"channel\"");
+  } else {
+    out.emplace_back("granularity", grid.group ? fmt::format("\"group {}\"", grid.group) : "\"channel\"");
+    out.emplace_back("symmetric", fmt::to_string(grid.symmetric));
+  }
+  if (s.method == Method::awq) out.emplace_back("clip", fmt::to_string(s.clip));
+  if (s.method == Method::int8) out.emplace_back("smoothing", fmt::to_string(s.smoothing));
+  if (s.compensated) out.emplace_back("compensated", "true");
+  if (s.compensated || s.method == Method::gptq) out.emplace_back("damping", fmt::to_string(s.damping));
+  return out;
+}
+
+Facts facts_of(const Calibration& c, const Observer& observer) {
+  return {{"data", json_text(c.data_hash)},
+          {"samples", fmt::to_string(c.samples.size())},
+          {"sample_tokens", fmt::to_string(c.sample_tokens)},
+          {"seed", fmt::to_string(c.seed)},
+          {"tokens", fmt::to_string(c.tokens)},
+          {"strata", json_text(c.strata)},
+          {"observer", json_text(observer.name())},
+          {"observed", "\"channel\""}};
+}
+
+// The files that a model is read from, with sizes and times: another model may come to lie under the same path.
+std::string files_of(const Checkpoint& checkpoint) {
+  namespace fs = std::filesystem;
+  std::error_code e;
+  std::vector<fs::path> files;
+  if (fs::is_directory(checkpoint.path(), e)) {
+    for (fs::directory_iterator at(checkpoint.path(), e), end; !e && at != end; at.increment(e))
+      if (at->path().extension() == ".safetensors" || at->path().extension() == ".json")
+        files.push_back(at->path());
+  } else if (fs::exists(checkpoint.path(), e)) {
+    files.push_back(checkpoint.path());
+  }
+  std::sort(files.begin(), files.end());
+  std::string out;
+  for (const fs::path& file : files)
+    out += fmt::format("file {}: {} bytes of {}\n", file.filename().string(), fs::file_size(file, e),
+                       fs::last_write_time(file, e).time_since_epoch().count());
+  return out;
+}
+
+// All that the result depends on, a line each.
 std::string identity(const Job& job) {
-  return fmt::format("{} {} {}\n", job.checkpoint.path(), job.checkpoint.spec().name, metadata(job));
+  std::error_code e;
+  const auto path = std::filesystem::canonical(job.checkpoint.path(), e);
+  std::string out =
+      fmt::format("model: {}\n{}", e ? job.checkpoint.path() : path.string(), files_of(job.checkpoint));
+  for (const auto& [key, value] : facts_of(job.plan.settings, job.plan.layout, job.plan.grid))
+    out += fmt::format("{}: {}\n", key, value);
+  if (job.calibration)
+    for (const auto& [key, value] : facts_of(*job.calibration, job.plan.settings.observer))
+      out += fmt::format("calibration {}: {}\n", key, value);
+  return out;
 }
 
 }  // namespace
 
 std::string metadata(const Job& job) {
-  const Settings& s = job.plan.settings;
-  const Grid& grid = job.plan.grid;
-  std::string out =
-      fmt::format(R"({{"method": "{}", "layout": "{}", "bits": {}, "targets": "{}")", method_name(s.method),
-                  layout_name(job.plan.layout), s.bits, s.all_targets ? "all" : "mlp");
-  if (s.method == Method::fp8)
-    out += fmt::format(R"(, "granularity": "{}")", s.block ? fmt::format("block {0}x{0}", s.block) : "channel");
-  else
-    out += fmt::format(R"(, "granularity": "{}", "symmetric": {})",
-                       grid.group ? fmt::format("group {}", grid.group) : "channel", grid.symmetric);
-  if (s.method == Method::awq) out += fmt::format(R"(, "clip": {})", s.clip);
-  if (s.method == Method::int8) out += fmt::format(R"(, "smoothing": {})", s.smoothing);
-  if (s.compensated) out += R"(, "compensated": true)";
-  if (s.method == Method::gptq) out += fmt::format(R"(, "damping": {})", s.damping);
-  if (const Calibration* c = job.calibration)
-    out += fmt::format(
-        R"(, "calibration": {{"data": "{}", "samples": {}, "tokens": {}, "strata": {}, "observer": "{}", )"
-        R"("observed": "channel"}})",
-        c->data_hash, c->samples.size(), c->tokens, json_text(c->strata), s.observer.name());
-  return out + "}";
+  Facts facts = facts_of(job.plan.settings, job.plan.layout, job.plan.grid);
+  if (job.calibration)
+    facts.emplace_back("calibration", json_object(facts_of(*job.calibration, job.plan.settings.observer)));
+  return json_object(facts);
 }
 
 std::vector<uint64_t> calibration_passages(const Checkpoint& checkpoint) {

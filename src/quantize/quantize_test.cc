@@ -29,8 +29,8 @@ class Quantize : public testing::Test {
   void SetUp() override { fs::create_directories(dir_); }
   void TearDown() override { fs::remove_all(dir_); }
 
-  static Calibration random_samples(int vocab) {
-    Calibration c;
+  Calibration random_samples(int vocab) {
+    Calibration c{.seed = seed_};
     std::mt19937 random(5);
     for (int i = 0; i < 8; i++) {
       c.samples.emplace_back();
@@ -100,6 +100,7 @@ class Quantize : public testing::Test {
     return out;
   }
 
+  uint64_t seed_ = 1;  // as the calibration says
   const fs::path dir_ = fs::temp_directory_path() / ("sluice_quantize_" + std::to_string(getpid()));
 };
 
@@ -182,12 +183,53 @@ TEST_F(Quantize, AnInterruptedRunGoesOnToTheSameBytes) {
     // Of other settings, it is not gone on with.
     const Status other = quantize(model, {.method = method, .group = 64, .all_targets = false}, "cut-" + name);
     EXPECT_THAT(other.error().message, HasSubstr("of another model or of other settings"));
+    EXPECT_THAT(other.error().message, HasSubstr("('targets: \"all\"' there, 'targets: \"mlp\"' here)"));
     double begins = 1;
     ASSERT_TRUE(quantize(model, {.method = method}, "cut-" + name, [&](double d) {
                   begins = std::min(begins, d);
                 }).ok());
     EXPECT_EQ(files("cut-" + name), files("whole-" + name));
   }
+}
+
+// Whatever the result depends on, by name; not how the model's path is written.
+TEST_F(Quantize, ARunIsNotMixedWithAnother) {
+  const std::string model = path("model");
+  fs::create_directories(model);
+  for (const char* name : {"config.json", "model.safetensors"})
+    fs::copy_file(kTiny + "qwen3-qknorm/" + name, model + "/" + name);
+  const Settings settings{.method = Method::fp8, .compensated = true};
+  const pid_t child = fork();
+  if (child == 0) {
+    (void)quantize(model, settings, "mixed", [](double) { _exit(9); });
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  ASSERT_EQ(WEXITSTATUS(status), 9);
+  Settings other = settings;
+  other.damping = 0.5;
+  EXPECT_THAT(quantize(model, other, "mixed").error().message,
+              HasSubstr("('damping: 0.1' there, 'damping: 0.5' here)"));
+  seed_ = 2;
+  EXPECT_THAT(quantize(model, settings, "mixed").error().message,
+              HasSubstr("('calibration seed: 1' there, 'calibration seed: 2' here)"));
+  seed_ = 1;
+  const fs::file_time_type written = fs::last_write_time(model + "/model.safetensors");
+  fs::last_write_time(model + "/model.safetensors", written + std::chrono::seconds(5));
+  EXPECT_THAT(quantize(model, settings, "mixed").error().message, HasSubstr("('file model.safetensors: "));
+  fs::last_write_time(model + "/model.safetensors", written);
+  const Status done = quantize(path("") + "/../" + dir_.filename().string() + "/model/", settings, "mixed");
+  EXPECT_TRUE(done.ok()) << done.error().message;
+}
+
+TEST_F(Quantize, OneRunWritesAFolder) {
+  std::string said;
+  ASSERT_TRUE(quantize(kTiny + "qwen3-qknorm", {.method = Method::rtn}, "one", [&](double) {
+                const Status second = quantize(kTiny + "qwen3-qknorm", {.method = Method::rtn}, "one");
+                said = second ? "both write" : second.error().message;
+              }).ok());
+  EXPECT_THAT(said, HasSubstr("one.partial: another run is writing it"));
 }
 
 TEST_F(Quantize, WhatIsThereIsNotWrittenOver) {

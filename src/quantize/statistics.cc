@@ -3,10 +3,24 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 
 namespace sluice::quantize {
+namespace {
+
+// Bins of |x|, 32 to a power of two, from 2^-16 to 2^16: the upper bits of the number itself.
+constexpr uint32_t kBins = 1024, kBinShift = 23 - 5, kFirstBin = (127 - 16) << 5;
+
+size_t bin_of(float size) {
+  const uint32_t upper = std::bit_cast<uint32_t>(size) >> kBinShift;
+  return std::clamp(upper, kFirstBin, kFirstBin + kBins - 1) - kFirstBin;
+}
+
+float bin_end(size_t bin) { return std::bit_cast<float>((uint32_t(bin) + kFirstBin + 1) << kBinShift); }
+
+}  // namespace
 
 std::string Observer::name() const {
   switch (kind) {
@@ -38,6 +52,7 @@ Result<Observer> parse_observer(const std::string& text) {
 Statistics::Statistics(int64_t columns, const Observer& observer, bool hessian)
     : observer_(observer), sum_(size_t(columns)), range_(size_t(columns)), keeps_hessian_(hessian) {
   if (hessian) hessian_ = Matrix(columns, columns);
+  if (observer.kind == Observer::Kind::percentile) counts_.resize(size_t(columns) * kBins);
 }
 
 void Statistics::add(const Tensor& x, Products& products) {
@@ -58,15 +73,10 @@ void Statistics::observe(const Matrix& columns) {
     for (size_t i = 0; i < sizes.size(); i++) sizes[i] = std::fabs(columns.row(c)[i]);
     for (const float s : sizes) sum_[size_t(c)] += double(s);
     float& range = range_[size_t(c)];
-    if (observer_.kind == Observer::Kind::percentile) {
-      const auto place = int64_t(std::ceil(observer_.percentile / 100 * double(sizes.size()))) - 1;
-      const auto at = sizes.begin() + std::clamp<int64_t>(place, 0, int64_t(sizes.size()) - 1);
-      std::nth_element(sizes.begin(), at, sizes.end());
-      range = std::max(range, *at);
-      continue;
-    }
     const float largest = *std::max_element(sizes.begin(), sizes.end());
-    if (observer_.kind == Observer::Kind::minmax || samples_ == 0)
+    if (!counts_.empty())
+      for (const float s : sizes) ++counts_[size_t(c) * kBins + bin_of(s)];
+    if (observer_.kind != Observer::Kind::moving_average || samples_ == 0)
       range = std::max(range, largest);
     else
       range = float(observer_.momentum * double(range) + (1 - observer_.momentum) * double(largest));
@@ -80,7 +90,18 @@ std::vector<float> Statistics::mean() const {
   return out;
 }
 
+// The end of the bin in which that share of the channel's numbers is reached, but no more than the largest.
+float Statistics::percentile(int64_t channel) const {
+  const uint32_t* counts = counts_.data() + channel * kBins;
+  const auto wanted = int64_t(std::ceil(observer_.percentile / 100 * double(rows_)));
+  size_t bin = 0;
+  for (int64_t seen = counts[0]; seen < wanted && bin + 1 < kBins; seen += counts[bin]) ++bin;
+  return std::min(bin + 1 < kBins ? bin_end(bin) : range_[size_t(channel)], range_[size_t(channel)]);
+}
+
 void Statistics::finish() {
+  if (!counts_.empty())
+    for (int64_t c = 0; c < int64_t(range_.size()); c++) range_[size_t(c)] = percentile(c);
   for (float& h : hessian_.values) h /= float(std::max<int64_t>(rows_, 1));
 }
 

@@ -12,7 +12,7 @@ namespace sluice::quantize {
 // How the range of a channel's activations is found over the samples.
 struct Observer {
   enum class Kind : uint8_t { minmax, moving_average, percentile } kind = Kind::minmax;
-  double percentile = 99.9;  // of |x| within a sample; the largest of the samples' counts
+  double percentile = 99.9;  // of |x| over all samples, to within 1/32
   double momentum = 0.9;     // of the moving average: what stays of it with each sample
 
   std::string name() const;  // "percentile:99.9"
@@ -30,7 +30,7 @@ class Statistics {
   void add(const Tensor& x, Products& products);
 
   int64_t rows() const { return rows_; }
-  // [K] mean of |x|; range of |x| as the observer has it.
+  // [K] mean of |x|; range of |x| as the observer has it, after finish().
   std::vector<float> mean() const;
   const std::vector<float>& range() const { return range_; }
   const Matrix& hessian() const { return hessian_; }  // [K, K] sum of xᵀx / rows, after finish()
@@ -40,12 +40,14 @@ class Statistics {
 
  private:
   void observe(const Matrix& columns);
+  float percentile(int64_t channel) const;
 
   const Observer observer_;
   int64_t rows_ = 0;
   int samples_ = 0;
   std::vector<double> sum_;
   std::vector<float> range_;
+  std::vector<uint32_t> counts_;  // [K, kBins] of a percentile: how many |x| of a channel are in each bin
   Matrix hessian_, product_;
   bool keeps_hessian_;
 };
