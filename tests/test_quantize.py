@@ -35,6 +35,7 @@ def test_a_quantized_model_is_served_and_judged(method, texts, tmp_path):
     flags = () if method in ("rtn", "fp8") else ("--calibration", calibration, "--samples", 8, "--eval-data", judged)
     done = quantize("-o", tmp_path / "out", "--method", method, *flags)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert f"{tmp_path / 'out'}: " in done.stderr and f" % of {MODEL}'s " in done.stderr
     server = Server(tmp_path / "out", "--ctx", 256)
     try:
         status, body = server.post("/v1/completions", {"prompt": "abc", "max_tokens": 3, "ignore_eos": True})
@@ -62,6 +63,17 @@ def test_a_text_is_either_for_calibration_or_for_judging(texts, tmp_path):
     assert quantize("-o", tmp_path / "out", "--method", "int8", "--calibration", calibration).returncode == 0
     done = run_sluice("eval", tmp_path / "out", "--data", judged)
     assert done.returncode == 1 and "was calibrated on a part of" in done.stderr
+
+
+def test_what_is_no_text_is_refused(texts, tmp_path):
+    _, judged = texts
+    binary = tmp_path / "binary.txt"
+    binary.write_bytes(judged.read_text().encode("utf-16"))
+    for flags in (("--calibration", binary), ("--calibration", texts[0], "--eval-data", binary)):
+        done = quantize("-o", tmp_path / "out", "--method", "awq", *flags)
+        assert done.returncode == 1 and done.stderr == f"sluice: {flags[-2]}: {binary}: is not UTF-8 text\n"
+    done = run_sluice("eval", MODEL, "--data", binary)
+    assert done.returncode == 1 and f"{binary}: is not UTF-8 text" in done.stderr
 
 
 @pytest.mark.parametrize("flags, message", [

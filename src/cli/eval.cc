@@ -17,6 +17,7 @@
 #include "engine/model_text.h"
 #include "model/checkpoint.h"
 #include "model/formats/whole_file.h"
+#include "quantize/calibration.h"
 #include "quantize/overlap.h"
 #include "quantize/quantize.h"
 
@@ -111,6 +112,8 @@ Result<EvalRow> evaluate(const Config& config, const EvalOptions& options, const
   if (!full) return std::move(full).error();
   auto file = MappedFile::open(options.data);
   if (!file) return std::move(file).error();
+  if (Status plain = quantize::check_text(text_of(*file), options.data, "data"); !plain)
+    return std::move(plain).error();
   auto text = read_text(*model, text_of(*file), options), full_text = read_text(*full, text_of(*file), options);
   if (!text) return std::move(text).error();
   if (!full_text) return std::move(full_text).error();

@@ -4,6 +4,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
 #include <thread>
 
 #include "base/clock.h"
@@ -54,6 +57,17 @@ class Bar {
   int tenths_ = 0;
 };
 
+// Of a GGUF file, or of a folder's *.safetensors.
+uintmax_t weight_bytes(const std::string& model) {
+  namespace fs = std::filesystem;
+  std::error_code e;
+  if (!fs::is_directory(model, e)) return fs::exists(model, e) ? fs::file_size(model, e) : 0;
+  uintmax_t bytes = 0;
+  for (fs::directory_iterator at(model, e), end; !e && at != end; at.increment(e))
+    if (at->path().extension() == ".safetensors") bytes += at->file_size();
+  return bytes;
+}
+
 std::string_view text_of(const MappedFile& file) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
@@ -86,6 +100,8 @@ Result<quantize::Calibration> calibrate(const QuantizeOptions& options, const To
   if (!drawn || options.eval_data.empty()) return drawn;
   auto judged = MappedFile::open(options.eval_data);
   if (!judged) return std::move(judged).error();
+  if (Status plain = quantize::check_text(text_of(*judged), options.eval_data, "eval-data"); !plain)
+    return std::move(plain).error();
   if (const auto passage = quantize::shared_passage(text_of(*judged), drawn->passages))
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("{} shares a passage with {}, so figures from it would mean nothing: '{} …'",
@@ -134,11 +150,17 @@ Status run(const Config& config, const QuantizeOptions& options) {
   if (plan->grid.group && plan->grid.group != options.settings.group)
     fmt::print(stderr, "groups of {} columns\n", plan->grid.group);
   for (const std::string& kept : plan->kept)
-    fmt::print(stderr, "{} stays as it is: no group of 32 columns or more divides it\n", kept);
+    fmt::print(stderr, "{} stays as it is: 32 does not divide its columns, or 8 its rows\n", kept);
   Bar bar;
   job.progress = [&](double done) { bar.show(done); };
   Status done = quantize::quantize_model(job, **backend);
   bar.clear();
+  if (done) {
+    const double before = double(weight_bytes((*checkpoint)->path())),
+                 after = double(weight_bytes(options.out));
+    fmt::print(stderr, "{}: {:.1f} MB of weights, {:.0f} % of {}'s {:.1f} MB\n", options.out, after / 1e6,
+               100 * after / std::max(before, 1.0), (*checkpoint)->path(), before / 1e6);
+  }
   return done;
 }
 

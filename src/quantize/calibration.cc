@@ -9,6 +9,7 @@
 
 #include "model/formats/json_values.h"
 #include "quantize/overlap.h"
+#include "text/utf8.h"
 
 namespace sluice::quantize {
 namespace {
@@ -129,7 +130,13 @@ std::map<std::string, size_t> quotas(const std::map<std::string, std::vector<siz
 
 }  // namespace
 
+Status check_text(std::string_view bytes, const std::string& path, const char* field) {
+  if (is_valid_utf8(bytes) && bytes.find('\0') == std::string_view::npos) return {};
+  return Error{ErrorCode::kInvalidArgument, fmt::format("{}: is not UTF-8 text", path), field};
+}
+
 Result<std::vector<Document>> read_documents(std::string_view bytes, const std::string& path) {
+  if (Status text = check_text(bytes, path, "calibration"); !text) return std::move(text).error();
   if (path.ends_with(".jsonl")) return read_jsonl(bytes, path);
   return cut_text(bytes);
 }

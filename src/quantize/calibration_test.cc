@@ -86,6 +86,15 @@ TEST(Calibration, EmptyOrTooLittleTextIsRefused) {
   }
 }
 
+TEST(Calibration, WhatIsNoTextIsRefused) {
+  using namespace std::string_literals;
+  for (const std::string& bytes : {"GGUF\x80\xff"s, "a\0b\0c\0"s}) {
+    const auto documents = read_documents(bytes, "x.txt");
+    ASSERT_FALSE(documents.ok());
+    EXPECT_EQ(documents.error().message, "x.txt: is not UTF-8 text");
+  }
+}
+
 TEST(Calibration, ALineThatIsNoObjectWithTextIsNamed) {
   EXPECT_THAT(read_documents("{\"text\": \"a\"}\n{\"txt\": \"b\"}\n", "x.jsonl").error().message,
               HasSubstr("x.jsonl: line 2: key 'text'"));
