@@ -68,10 +68,16 @@ def test_dry_run_loads_nothing_and_says_what_would_be():
     done = run_sluice("serve", SMOLLM2, "--dry-run", "--ctx", "1024")
     assert done.returncode == 0
     assert "1024 of 8192 tokens" in done.stdout
+    done = run_sluice("serve", SMOLLM2, "--dry-run", "--set", "kv.host_bytes=99999999")
+    assert "KV outside the pool" in done.stdout and "95 MiB of host memory" in done.stdout
 
 
 @pytest.mark.parametrize("flags, named", [(("--chat-template", "/nowhere.jinja"), "/nowhere.jinja"), (("--ctx", "9000"), "8192"),
-                                          (("--device", "cuda:99"), "device"), (("--kv-bytes", "1"), "kv_bytes")])
+                                          (("--device", "cuda:99"), "device"), (("--kv-bytes", "1"), "kv_bytes"),
+                                          (("--set", "kv.disk_path=/tmp/nowhere"), "kv.disk_path"), (("--set", "kv.host_bytes=1000"), "kv.host_bytes"),
+                                          (("--set", "kv.host_bytes=999999999999999"), "more than the machine's"),
+                                          (("--set", "kv.host_bytes=99999999", "--set", "kv.disk_path=/tmp/nowhere", "--set", "kv.disk_bytes=10"), "kv.disk_bytes"),
+                                          (("--set", "kv.host_bytes=99999999", "--set", "kv.prefix_cache=false"), "kv.host_bytes")])
 def test_dry_run_refuses_what_a_start_refuses(flags, named):
     done = run_sluice("serve", SMOLLM2, "--dry-run", *flags)
     assert done.returncode == 1

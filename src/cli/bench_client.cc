@@ -450,10 +450,10 @@ Result<const addrinfo*> reachable(const Target& target, const addrinfo* addresse
 
 Result<Target> parse_target(const std::string& url) {
   const auto bad = [&](const char* why) {
-    return Error{ErrorCode::kInvalidArgument, fmt::format("--url: {}, got '{}'", why, url)};
+    return Error{ErrorCode::kInvalidArgument, fmt::format("URL: {}, got '{}'", why, url)};
   };
   std::string_view rest = url;
-  if (!rest.starts_with("http://")) return bad("expected http://HOST:PORT");
+  if (!rest.starts_with("http://")) return bad("expected http://HOST:PORT (https is not spoken here)");
   rest.remove_prefix(7);
   Target target;
   const std::string_view authority = rest.substr(0, rest.find('/'));

@@ -69,19 +69,28 @@ int doctor(const DoctorOptions& options) {
     failure(target.error());
     return kExitWrongUse;
   }
+  constexpr std::string_view kRoute = "/diagnosis";
+  if (target->prefix.ends_with(kRoute)) target->prefix.resize(target->prefix.size() - kRoute.size());
+  if (target->prefix.ends_with("/v1")) target->prefix.resize(target->prefix.size() - 3);
   target->api_key = options.api_key;
   const Result<Outcome> answer =
       fetch(*target, {"GET", fmt::format("/v1/diagnosis?window_s={}", options.window_s), ""},
             TimeNs(options.timeout_ms) * 1'000'000);
   if (!answer) return failure(answer.error());
-  if (!answer->error.empty()) return failure(options.url + "/v1/diagnosis: " + answer->error);
+  if (answer->status == 401)
+    return failure(options.url + ": the server asks for a key: --api-key KEY, or SLUICE_API_KEY");
+  if (!answer->error.empty())
+    return failure(fmt::format("{}/v1/diagnosis: {}", options.url, answer->error.substr(0, 200)));
   if (options.json) return fmt::print("{}\n", answer->body), 0;
   const auto document = JsonDocument::parse(answer->body);
   const auto findings = document ? document->root().find("findings") : std::nullopt;
   if (!findings || !findings->is_array())
     return failure(options.url + "/v1/diagnosis: not what a sluice server says");
   print_seen(document->root());
-  if (findings->size() == 0) fmt::print("\nNothing that costs throughput is evident.\n");
+  if (findings->size() == 0 && number_of(document->root().find("seen"), "steps") == 0)
+    fmt::print("\nNo step ran in this window, so nothing can be said of throughput: ask again under load.\n");
+  else if (findings->size() == 0)
+    fmt::print("\nNothing that costs throughput is evident.\n");
   for (size_t i = 0; i < findings->size(); ++i) print_finding(int(i) + 1, findings->at(i));
   return 0;
 }

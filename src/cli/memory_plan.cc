@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/bytes.h"
+#include "engine/kv_settings.h"
 #include "engine/make_engine.h"
 #include "engine/model_text.h"
 
@@ -134,8 +135,12 @@ Result<std::string> describe_start(const Config& config) {
   const EngineConfig engine = settled(config.model.engine, device);
   const size_t workspace = kv_workspace_bytes(plan.spec, engine, **backend, plan.context);
   loaded.memory_bytes -= std::min(loaded.memory_bytes, plan.device_bytes + plan.copies_bytes + workspace);
-  const Result<KvSize> kv = size_kv(kv_wish(plan.spec, engine, **backend, loaded));
+  const KvWish wish = kv_wish(plan.spec, engine, **backend, loaded);
+  const Result<KvSize> kv = size_kv(wish);
   if (!kv) return kv.error();
+  if (Status ok = check_outside(engine.kv, engine.prefix_cache); !ok) return std::move(ok).error();
+  const Result<int> host_slots = host_slots_of(engine.kv, wish.block_bytes, wish.layout.groups());
+  if (!host_slots) return host_slots.error();
   const Result<Batching> batching =
       batching_of(config.model.engine.batching, config.model.engine.max_sequences);
   if (!batching) return batching.error();
@@ -144,6 +149,13 @@ Result<std::string> describe_start(const Config& config) {
   if (workspace > 0)
     out += fmt::format("  {:24}{:.1f} MB besides, to unpack blocks or to choose among them\n", "",
                        double(workspace) / 1e6);
+  if (*host_slots > 0)
+    out += fmt::format(
+        "  {:24}{:.0f} MiB of host memory{}\n", "KV outside the pool",
+        mib(size_t(*host_slots) * wish.block_bytes),
+        engine.kv.disk_path.empty()
+            ? ""
+            : fmt::format(", {:.0f} MiB of files in {}", mib(engine.kv.disk_bytes), engine.kv.disk_path));
   if (const std::string idle = without_effect(config.model.engine); !idle.empty())
     out += fmt::format("  {:24}{}\n", "without effect", idle);
   return out;

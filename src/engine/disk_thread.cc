@@ -81,6 +81,7 @@ DiskThread::~DiskThread() {
 
 std::vector<BlockFileName> DiskThread::found() const {
   std::vector<std::pair<fs::file_time_type, BlockFileName>> files;
+  int cut = 0;
   std::error_code error;
   for (fs::directory_iterator at(folder_, error), end; !error && at != end; at.increment(error)) {
     const std::string name = at->path().filename().string();
@@ -94,9 +95,15 @@ std::vector<BlockFileName> DiskThread::found() const {
     }
     const size_t wanted = kBlockHeaderBytes + unit_bytes_ * size_t(kv_units(parsed->tier));
     const auto written = at->last_write_time(gone);
-    if (!gone && at->is_regular_file(gone) && at->file_size(gone) == wanted && !gone)
+    if (gone || !at->is_regular_file(gone) || gone) continue;
+    if (at->file_size(gone) == wanted && !gone) {
       files.emplace_back(written, *parsed);
+    } else if (!gone && fs::remove(at->path(), gone)) {
+      ++cut;
+      corrupt_blocks_.add();
+    }
   }
+  if (cut > 0) LOG(warn, "kv.disk_path: {} blocks of a wrong size were deleted; they are computed again", cut);
   std::stable_sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<BlockFileName> names;
   for (const auto& [time, name] : files) names.push_back(name);
@@ -186,6 +193,8 @@ DiskOutcome DiskThread::read(const DiskJob& job) {
   std::array<std::byte, kBlockHeaderBytes> header;
   const auto bytes = bytes_of(job);
   File file(path, O_RDONLY);
+  // Another server on this path may have made room.
+  if (!file.open() && errno == ENOENT) return DiskOutcome::failed;
   if (!file.open())
     return std::exchange(reads_fail_, true) ? (read_errors_.add(), DiskOutcome::failed)
                                             : fail("read", path, read_errors_);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <vector>
 
@@ -88,6 +89,15 @@ Result<int> host_slots_of(const KvSettings& s, size_t slot_bytes, int groups) {
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("{} bytes hold too few blocks: 0, or at least {}", s.host_bytes, least),
                  "kv.host_bytes"};
+  const size_t machine = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+  if (s.host_bytes > machine)
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("{} bytes are more than the machine's {}", s.host_bytes, machine),
+                 "kv.host_bytes"};
+  if (!s.disk_path.empty() && s.disk_bytes < least)
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("{} bytes hold too few blocks: at least {}", s.disk_bytes, least),
+                 "kv.disk_bytes"};
   return int(std::min<size_t>(s.host_bytes / slot_bytes, kMostSlots));
 }
 

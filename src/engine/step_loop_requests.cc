@@ -510,7 +510,7 @@ void StepLoop::publish_kv() {
   meters_.kv_cached_bytes.set(use.cached * unit);
   meters_.kv_wasted_bytes.set(gaps);
   meters_.kv_free_bytes.set(use.free * unit);
-  meters_.kv_fragmentation.set(kept > 0 ? (reserved + gaps) / kept : 0);
+  meters_.kv_fragmentation.set(use.owned > 0 ? (reserved + gaps) / kept : 0);
   meters_.kv_bytes_per_token.set(tokens > 0 ? kept / double(tokens) : 0);
   kv_peak_bytes_ = std::max(kv_peak_bytes_, kept);
   meters_.kv_peak_bytes.set(kv_peak_bytes_);

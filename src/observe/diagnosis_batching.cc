@@ -119,8 +119,8 @@ std::optional<Finding> kv_too_small(const Vitals& v) {
   return Finding{
       "kv-pool-too-small",
       std::max(0.03, lost_by_batch(v, v.steps.sequences, std::min(double(v.seats), could)) * blocked * 0.5),
-      fmt::format("The next request waits for memory in {:.0f} % of the steps: the pool's {:.1f} GB are full "
-                  "of tokens. "
+      fmt::format("The next request waits for memory in {:.0f} % of the steps, and what is taken of the pool's "
+                  "{:.3g} GB holds tokens. "
                   "A larger pool or a smaller kv.precision holds more.",
                   100 * blocked, kv.pool() * 1e-9),
       {{"steps_blocked_share", blocked},

@@ -51,8 +51,8 @@ std::optional<Finding> slow_readers(const Vitals& v) {
 
 std::optional<Finding> cpu_scheduling_delay(const Vitals& v) {
   const HostVitals& h = v.host;
-  // 15 ms in each second, or at a time.
-  if (h.delay_share < kSchedulingDelayMs / 1e3 ||
+  // 15 ms in each second, or at a time; where nothing ran, nothing was lost.
+  if (v.steps.steps == 0 || h.delay_share < kSchedulingDelayMs / 1e3 ||
       (h.delay_share < 0.05 && h.delay_ms_turn < kSchedulingDelayMs))
     return {};
   return Finding{"cpu-scheduling-delay",
