@@ -156,7 +156,7 @@ TEST(Verdict, NamesTheCauseThatTheSampleShows) {
   EXPECT_EQ(cause(LiveSample{}), "idle");
   EXPECT_EQ(cause(busy()), "none");
   EXPECT_EQ(cause(busy(), {11e9, 1e12}), "bandwidth");
-  EXPECT_EQ(cause(busy(), {12e9, 1e12}), "none") << "the diagnosis would not say so either";
+  EXPECT_EQ(cause(busy(), {13e9, 1e12}), "none") << "the diagnosis would not say so either";
   EXPECT_EQ(cause(busy(), {11e9, 11e9}), "compute");
   LiveSample s = busy();
   s.split.gap_ms = 4;
