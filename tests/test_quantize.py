@@ -81,11 +81,20 @@ def test_what_is_no_text_is_refused(texts, tmp_path):
     (("--group-size", "48", "--method", "rtn"), "--group-size: 48 is not supported"),
     (("--block", "128", "--method", "rtn"), "--block: goes with fp8 alone"),
     (("--observer", "median", "--method", "rtn"), "--observer: expected minmax, moving-average or percentile"),
+    (("--group-size", "64", "--method", "fp8"), "--group-size: has no effect on fp8 in layout compressed-tensors"),
+    (("--calibration", "nowhere", "--method", "rtn"), "--calibration: has no effect on rtn in layout awq"),
+    (("--no-clip", "--method", "gptq"), "--clip: has no effect on gptq in layout gptq"),
+    (("--observer", "percentile", "--method", "awq"), "--observer: has no effect on awq in layout awq"),
     (("--layout", "gguf", "--method", "rtn"), "--output: a GGUF file ends in .gguf, and a folder does not"),
 ])
 def test_what_does_not_go_together_is_named(flags, message, tmp_path):
     done = quantize("-o", tmp_path / "out", *flags)
     assert done.returncode == 1 and done.stderr.startswith("sluice: " + message), done.stderr
+
+
+def test_a_seed_is_not_negative(tmp_path):
+    done = quantize("-o", tmp_path / "out", "--seed", "-1")
+    assert done.returncode == 2 and done.stderr.startswith("sluice: --seed: Value -1 not in range")
 
 
 def test_several_models_stand_in_one_table_and_on_one_page(texts, tmp_path):

@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <deque>
 #include <utility>
@@ -357,7 +358,13 @@ void Parser::add_quantize() {
       ->check(real_between(1e-6, 10))
       ->capture_default_str();
   app->add_flag("--clip,!--no-clip", s.clip, "awq: narrow the groups' ranges where that helps (default)");
-  app->add_option("--seed", q.seed, "Of drawing samples")->capture_default_str();
+  app->add_option("--seed", q.seed, "Of drawing samples")
+      ->check(CLI::Range(uint64_t{0}, uint64_t(INT64_MAX)))  // CLI11 reads -1 as 2^64 - 1
+      ->capture_default_str();
+  app->parse_complete_callback([app, &q] {
+    for (const CLI::Option* option : app->get_options())
+      if (option->count() > 0 && !option->get_lnames().empty()) q.given.insert(option->get_lnames().front());
+  });
   add_key(app, "--threads", "cpu.threads");
   add_key(app, "--instruction-set", "cpu.instruction_set");
   add_key(app, "--log-level", "log.level");

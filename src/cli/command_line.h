@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -69,6 +70,7 @@ struct QuantizeOptions {
   int samples = 512;
   int sample_tokens = 512;
   uint64_t seed = 1;
+  std::set<std::string> given;  // long names of the flags that were typed
 };
 
 struct BenchEngineOptions {

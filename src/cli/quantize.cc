@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/mapped_file.h"
@@ -110,6 +111,30 @@ Result<quantize::Calibration> calibrate(const QuantizeOptions& options, const To
   return drawn;
 }
 
+// A flag that would change nothing was meant for another method.
+Status check_effects(const QuantizeOptions& options, const quantize::Plan& plan) {
+  using quantize::Method;
+  const Method method = plan.settings.method;
+  const bool calibrated = plan.calibrated(), gguf = plan.layout == quantize::Layout::gguf;
+  const std::pair<const char*, bool> flags[] = {
+      {"group-size", method != Method::fp8 && method != Method::int8 && !gguf},
+      {"calibration", calibrated},
+      {"eval-data", calibrated},
+      {"samples", calibrated},
+      {"sample-tokens", calibrated},
+      {"seed", calibrated},
+      {"observer", method == Method::int8},
+      {"smoothing", method == Method::int8},
+      {"damping", method == Method::gptq || plan.settings.compensated},
+      {"clip", method == Method::awq}};
+  for (const auto& [flag, works] : flags)
+    if (!works && options.given.contains(flag))
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("has no effect on {} in layout {}", options.method, layout_name(plan.layout)),
+                   flag};
+  return {};
+}
+
 Status run(const Config& config, const QuantizeOptions& options) {
   auto settings = settings_of(options);
   if (!settings) return settings.error();
@@ -117,6 +142,7 @@ Status run(const Config& config, const QuantizeOptions& options) {
   if (!checkpoint) return std::move(checkpoint).error();
   auto plan = quantize::make_plan(**checkpoint, *settings);
   if (!plan) return plan.error();
+  if (Status effects = check_effects(options, *plan); !effects) return effects;
   if (plan->calibrated() && options.calibration.empty())
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("{} needs a text to measure activations on", options.method), "calibration"};
