@@ -155,9 +155,14 @@ def test_trace_says_what_stands_in_its_way(server, traceable):
     assert "not both" in refused("--request", "a", "--slow", "1")
 
 
+def test_trace_says_that_a_request_never_came(server, traceable):
+    tried = subprocess.run([SLUICE, "trace", str(server.process.pid), "--request", "nope", "--seconds", "1"], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert tried.returncode == 1 and "nothing of request 'nope' was seen" in tried.stderr
+
+
 def test_trace_says_that_it_needs_root(server, traceable):
     try:
         tried = subprocess.run([SLUICE, "trace", str(server.process.pid)], capture_output=True, text=True, timeout=TIMEOUT_S, user="nobody", cwd="/")
     except (PermissionError, LookupError):
         pytest.skip("another user cannot start the binary where it lies")
-    assert tried.returncode == 1 and "this user may not" in tried.stderr
+    assert tried.returncode == 1 and "this user may not" in tried.stderr and "root" in tried.stderr

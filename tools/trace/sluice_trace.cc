@@ -133,6 +133,7 @@ class Report {
 
   void take(const event& e) {
     if (!only_.empty() && only_ != e.id) return;
+    seen_ = true;
     if (e.kind == EVENT_SHED) {
       std::printf("%-32s refused: %s\n", e.id, e.word);
     } else if (e.kind == EVENT_START) {
@@ -154,6 +155,8 @@ class Report {
     }
     std::fflush(stdout);
   }
+
+  bool seen() const { return seen_; }
 
   // Tells of requests that ended before `time`; later, nothing more comes of them.
   void tell_ended(unsigned long long time) {
@@ -252,6 +255,7 @@ class Report {
     r.engine_then = e.engine;
   }
 
+  bool seen_ = false;  // anything of what was asked for
   const std::string only_;
   const long long slow_ms_;                           // below 0: not asked for
   std::map<unsigned long long, Requested> requests_;  // by sequence
@@ -380,8 +384,8 @@ int main(int argc, char** argv) {
   const int pid = asked.pid ? asked.pid : only_server();
   const std::string exe = exe_of(pid);
   if (exe.empty())
-    fail("process " + std::to_string(pid) +
-         " is not there, or this user may not look at it: " + std::strerror(errno));
+    fail("process " + std::to_string(pid) + " is not there, or this user may not look at it: " +
+         std::strerror(errno) + (errno == EACCES || errno == EPERM ? "; run it as root" : ""));
   std::signal(SIGINT, [](int) { stopped = 1; });
   std::signal(SIGTERM, [](int) { stopped = 1; });
 
@@ -405,7 +409,13 @@ int main(int argc, char** argv) {
   }
   report.tell_ended(~0ull);
   report.say_lost(lost_events(object));
+  const bool missing = !asked.request.empty() && !report.seen();
+  if (missing)
+    std::fprintf(
+        stderr,
+        "sluice trace: nothing of request '%s' was seen: no request of that X-Request-Id ran meanwhile\n",
+        asked.request.c_str());
   ring_buffer__free(ring);
   bpf_object__close(object);
-  return 0;
+  return missing ? 1 : 0;
 }
