@@ -110,6 +110,20 @@ def test_prefixes_come_back_from_host_memory_and_after_a_restart_from_files(star
     assert status == 0 and "are there from before" in log
 
 
+def test_a_disk_that_hangs_is_not_waited_for(start, tmp_path):
+    """Seconds for each block, dozens of blocks: the prompt is computed, and says that nothing was found."""
+    server = start(SMOLLM2, *outside(tmp_path))
+    first = complete(server, tokens=8)
+    for number in range(5):
+        complete(server, other_prompt(number), tokens=4)
+    assert server.stop()[0] == 0
+    server = start(SMOLLM2, *outside(tmp_path), faults="slow_disk:amount=4000")
+    assert labelled(server, "sluice_kv_outside_blocks", "where")["disk"] > 0
+    status, body = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 8, "temperature": 0})
+    assert status == 200 and body["choices"][0]["text"] == first
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
 def test_tokens_that_are_missed_because_they_gave_way_are_counted(start):
     server = start(SMOLLM2, "--ctx", "2048", "--max-sequences", "2", "--set", "engine.kv_bytes=60000000")
     complete(server, tokens=4)

@@ -48,6 +48,7 @@ TimeNs StepLoop::wake_at() const {
   };
   sooner(scheduler_.next_deadline());
   sooner(scheduler_.next_flush());
+  sooner(scheduler_.next_restore_end());
   for (const LiveRequest* live : unready_) sooner(live->request.deadline);
   return at;
 }

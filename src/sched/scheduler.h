@@ -93,6 +93,8 @@ class Scheduler {
   TimeNs next_deadline() const { return deadlines_.first() ? deadlines_.first()->request.deadline : 0; }
   // The clock at which plan() begins a batch though nothing has arrived or landed; 0: no time alone makes it.
   TimeNs next_flush() const { return gate_.next_flush(quiet(), queue_); }
+  // The clock at which plan() gives up waiting for blocks in files; 0: nobody waits for any.
+  TimeNs next_restore_end() const;
   const Policy& policy() const { return policy_; }
   const StepTime& step_time() const { return step_time_; }
   // Between requests: what was computed is not found again.
@@ -146,6 +148,7 @@ class Scheduler {
   void keep_landed(Sequence& sequence);
   size_t restore_of(PlanState& state, Sequence& sequence, size_t bytes);
   void stop_restoring(Sequence& sequence);
+  TimeNs patience(int tokens) const;
   void settle(Sequence* sequence, TimeNs now);
 
   // Slots and blocks, and who gives them up (scheduler_room.cc).

@@ -67,7 +67,8 @@ void Scheduler::keep_landed(Sequence& s) {
 
 // What the pool and the host have together, if that is more than the pool has, and sooner copied than computed.
 StoredMatch Scheduler::find_stored(const Sequence& s, const PrefixMatch& match) const {
-  if (!host_ || s.keys.empty() || (s.request.sampling.prompt_top_logprobs >= 0 && s.generated() == 0))
+  if (!host_ || s.computes_all || s.keys.empty() ||
+      (s.request.sampling.prompt_top_logprobs >= 0 && s.generated() == 0))
     return {};
   if (host_->blocks_on_host() == 0 && host_->blocks_on_disk() == 0) return {};
   const StoredMatch stored = prefixes_->find_stored(s.ids, s.request.cache_salt, s.keys, int(s.ids.size()) - 1);
@@ -83,6 +84,7 @@ void Scheduler::take_over(PlanState& state, Sequence& s, const StoredMatch& matc
   const int whole = prefixes_->take_over(*s.table, match, *host_, s.keys, pending);
   s.computed = s.planned = whole * layout_.block_tokens;
   s.restoring_tokens = match.tokens;
+  s.restore_until = match.disk_tokens > 0 ? state.now + patience(match.tokens) : 0;
   StepPlan& plan = state.plan;
   plan.host_tokens += match.host_tokens, plan.disk_tokens += match.disk_tokens;
   if (s.preemptions > 0) {
@@ -105,18 +107,35 @@ void Scheduler::restore(PlanState& state) {
   }
 }
 
+// A disk that hangs must cost no more than computing would have: twice that, and a second where it is little.
+TimeNs Scheduler::patience(int tokens) const {
+  constexpr TimeNs kLeast = 1'000'000'000;
+  return std::max(kLeast, step_time_.known() ? TimeNs(2 * step_time_.prompt(0, tokens)) : 0);
+}
+
+TimeNs Scheduler::next_restore_end() const {
+  TimeNs at = 0;
+  if (host_)
+    for (const Sequence* s : running_)
+      if (s->restoring_tokens > 0 && s->restore_until > 0 && (at == 0 || s->restore_until < at))
+        at = s->restore_until;
+  return at;
+}
+
 // Returns what is left of `bytes`. A block that turns out to be lost makes the sequence begin anew, with what
-// is found then.
+// is found then; files that take too long make it compute everything, and tell how slow they are.
 size_t Scheduler::restore_of(PlanState& state, Sequence& s, size_t bytes) {
   auto& pending = pending_[size_t(s.slot)];
   std::vector<HostMove>& moves = state.plan.host_moves;
   const size_t before = moves.size();
   bool lost = false;
+  size_t waited_for = 0;  // bytes in files
   for (size_t i = 0; i < pending.size() && !lost;) {
     const auto [entry, block] = pending[i];
     const HostTier::Where where = host_->where(entry);
     lost = where == HostTier::Where::nowhere;
     if (where == HostTier::Where::disk) host_->fetch(entry);
+    if (where == HostTier::Where::disk || where == HostTier::Where::coming) waited_for += host_->bytes(entry);
     if (where == HostTier::Where::host && bytes > 0 && moves.size() < moves.capacity()) {
       moves.push_back({pool_.ref(block), host_->place(entry), entry, &s});
       bytes -= std::min(bytes, host_->bytes(entry));
@@ -126,9 +145,14 @@ size_t Scheduler::restore_of(PlanState& state, Sequence& s, size_t bytes) {
       ++i;
     }
   }
+  if (!lost && waited_for > 0 && s.restore_until > 0 && state.now >= s.restore_until) {
+    lost = s.computes_all = true;
+    rates_.note_disk(waited_for, patience(s.restoring_tokens));
+  }
   s.restores_in_flight += int(moves.size() - before);
   s.steps_in_flight += moves.size() > before;
   if (!lost) return bytes;
+  s.cached_tokens = s.host_tokens = s.disk_tokens = 0;  // nothing of it came
   if (s.steps_in_flight > 0)
     s.state = SequenceState::leaving;
   else

@@ -72,6 +72,8 @@ struct Sequence {
   // do.
   int restoring_tokens = 0;
   int restores_in_flight = 0;            // blocks
+  TimeNs restore_until = 0;              // when it is given up, if blocks are still in files then
+  bool computes_all = false;             // it was: what lies outside the pool is not waited for again
   int resumed_length = 0;                // ids.size() when it was last admitted
   int cached_tokens = 0;                 // of the prompt, found in the prefix cache at its first admission
   int host_tokens = 0, disk_tokens = 0;  // of these, those whose blocks were not in the pool
