@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SLUICE = pathlib.Path(os.environ.get("SLUICE_BINARY", ROOT / "build" / "release" / "sluice"))
+SHOTS = ROOT / "build" / "browser"  # screenshots of the last run
 SMOLLM2 = ROOT / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 GEMMA = ROOT / "models" / "gemma-3-270m-q4_k_m.gguf"
 TIMEOUT_S = 120
@@ -133,6 +135,20 @@ def start():
         if server.process.poll() is None:
             server.process.kill()
             server.process.communicate(timeout=TIMEOUT_S)
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """One browser for all that look at pages: two of them cannot be driven by one process."""
+    from playwright.sync_api import sync_playwright
+
+    shutil.rmtree(SHOTS, ignore_errors=True)
+    SHOTS.mkdir(parents=True)
+    with sync_playwright() as playwright:
+        # As root, which is what a container's user often is, Chromium has no sandbox to offer.
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 def until(condition, attempts=2000):

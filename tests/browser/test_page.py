@@ -1,13 +1,11 @@
 """A real headless Chromium on the page of a real server. No test waits for time to pass: each waits for what the page
 must show, with a limit. Screenshots lie in build/browser afterwards."""
 import re
-import shutil
 
 import pytest
-from conftest import ROOT, SMOLLM2, until
-from playwright.sync_api import expect, sync_playwright
+from conftest import SHOTS, SMOLLM2, until
+from playwright.sync_api import expect
 
-SHOTS = ROOT / "build" / "browser"
 LIMIT_MS = 60_000
 expect.set_options(timeout=LIMIT_MS)
 DONE = re.compile("stop|length")
@@ -21,17 +19,6 @@ HOSTILE = """<img src=x onerror="window.broken=1"> <script>window.broken=1</scri
 | - | - |
 | <i>x</i> | y |
 """
-
-
-@pytest.fixture(scope="session")
-def chromium():
-    shutil.rmtree(SHOTS, ignore_errors=True)
-    SHOTS.mkdir(parents=True)
-    with sync_playwright() as playwright:
-        # As root, which is what a container's user often is, Chromium has no sandbox to offer.
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 class Visit:

@@ -1,19 +1,8 @@
 """The committed reports of `sluice tune` in a real browser, wide and narrow. Screenshots lie in build/browser afterwards."""
 import pytest
-from conftest import ROOT
-from playwright.sync_api import sync_playwright
+from conftest import ROOT, SHOTS
 
 REPORTS = sorted((ROOT / "docs" / "tuning").glob("*/index.html"))
-SHOTS = ROOT / "build" / "browser"
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.mark.parametrize("report", REPORTS, ids=lambda path: path.parent.name)
