@@ -14,7 +14,7 @@
 #include "engine/make_engine.h"
 #include "model/checkpoint.h"
 #include "model/slots.h"
-#include "server/json_writer.h"
+#include "server/json_fields.h"
 
 namespace sluice::cli {
 namespace {
@@ -181,14 +181,6 @@ std::vector<Row> measure(BenchRig& rig, const Work& work, const BenchEngineOptio
   return rows;
 }
 
-void put(JsonWriter& out, const char* key, double value) {
-  out.key(key);
-  if (std::isfinite(value))
-    out.number(value);
-  else
-    out.null();
-}
-
 // What was measured, for both forms of output.
 struct Report {
   const Checkpoint& checkpoint;
@@ -210,8 +202,8 @@ void print_json(const Report& report) {
       .string(report.device.instruction_set)
       .key("threads")
       .integer(report.device.threads);
-  put(out, "read_gb_s", report.limits.read_bytes_s / 1e9);
-  for (const auto& [name, rate] : report.limits.shown) put(out, name, rate);
+  write_number(out, "read_gb_s", report.limits.read_bytes_s / 1e9);
+  for (const auto& [name, rate] : report.limits.shown) write_number(out, name, rate);
   if (!report.device.state.empty()) out.key("state").string(report.device.state);
   out.end_object();
   out.key("model").begin_object();
@@ -225,17 +217,18 @@ void print_json(const Report& report) {
     out.begin_object();
     out.key("batch").integer(r.batch).key("prompt_tokens").integer(r.prompt_tokens);
     out.key("generate_tokens").integer(r.generate_tokens).key("depth").integer(r.depth);
-    put(out, "prefill_tok_s", r.prefill_tok_s()), put(out, "decode_tok_s", r.decode_tok_s());
-    put(out, "prefill_ms", r.prefill_s * 1e3), put(out, "step_ms", r.step_s * 1e3);
-    put(out, "device_ms", r.device_s * 1e3), put(out, "gap_ms", r.idle_s * 1e3);
+    write_number(out, "prefill_tok_s", r.prefill_tok_s()), write_number(out, "decode_tok_s", r.decode_tok_s());
+    write_number(out, "prefill_ms", r.prefill_s * 1e3), write_number(out, "step_ms", r.step_s * 1e3);
+    write_number(out, "device_ms", r.device_s * 1e3), write_number(out, "gap_ms", r.idle_s * 1e3);
     out.key("replayed").integer(r.replayed);
-    put(out, "kv_share", r.kv_share);
-    put(out, "bandwidth_share", r.bandwidth_share), put(out, "compute_share", r.compute_share);
+    write_number(out, "kv_share", r.kv_share);
+    write_number(out, "bandwidth_share", r.bandwidth_share),
+        write_number(out, "compute_share", r.compute_share);
     out.key("samples").begin_array();
     for (size_t i = 0; i < std::max(r.prefill_samples.size(), r.step_samples.size()); ++i) {
       out.begin_object();
-      put(out, "prefill_ms", i < r.prefill_samples.size() ? r.prefill_samples[i] * 1e3 : NAN);
-      put(out, "step_ms", i < r.step_samples.size() ? r.step_samples[i] * 1e3 : NAN);
+      write_number(out, "prefill_ms", i < r.prefill_samples.size() ? r.prefill_samples[i] * 1e3 : NAN);
+      write_number(out, "step_ms", i < r.step_samples.size() ? r.step_samples[i] * 1e3 : NAN);
       out.end_object();
     }
     out.end_array().end_object();

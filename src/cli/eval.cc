@@ -146,8 +146,6 @@ Result<EvalRow> evaluate(const Config& config, const EvalOptions& options, const
   return row;
 }
 
-}  // namespace
-
 // The models must open and the page must have a place before anything is computed.
 Status check_ends(const std::vector<std::string>& models, const EvalOptions& options) {
   for (const std::string& model : models)
@@ -160,6 +158,8 @@ Status check_ends(const std::vector<std::string>& models, const EvalOptions& opt
                  fmt::format("{}: cannot be written; name a file in a folder that can", options.html), "html"};
   return {};
 }
+
+}  // namespace
 
 int eval(const Config& config, const EvalOptions& options) {
   std::vector<std::string> precisions = options.precisions, models = {config.model.path};

@@ -20,14 +20,6 @@ Spread spread(std::vector<double> values) {
   return {at(0.5), at(0.95), at(0.99), sum / double(values.size())};
 }
 
-void write_number(JsonWriter& out, const char* name, double value) {
-  out.key(name);
-  if (std::isfinite(value))
-    out.number(value);
-  else
-    out.null();
-}
-
 void write_spread(JsonWriter& out, const char* name, const Spread& d) {
   out.key(name).begin_object();
   write_number(out, "p50", d.p50), write_number(out, "p95", d.p95);

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "server/json_writer.h"
+#include "server/json_fields.h"
 
 namespace sluice::cli {
 
@@ -32,7 +32,6 @@ struct LoadSummary {
 
 // The members of contract.md's object; the caller opens and closes it.
 void write_members(JsonWriter& out, const LoadSummary& summary);
-void write_number(JsonWriter& out, const char* name, double value);  // null where it is no number
 void write_spread(JsonWriter& out, const char* name, const Spread& spread);
 
 // Tables for people.

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "cli/json_number.h"
 #include "cli/machine.h"
 #include "observe/host_state.h"
 #include "server/json.h"
@@ -41,11 +42,7 @@ LivePeaks read_peaks(const fs::path& file, const std::string& machine) {
   if (!document) return {};
   const auto named = document->root().find("machine");
   if (!named || named->string() != machine) return {};
-  const auto number = [&](std::string_view name) {
-    const auto value = document->root().find(name);
-    return value ? value->number().value_or(0) : 0;
-  };
-  return {number("read_bytes_s"), number("int8_ops_s")};
+  return {number_of(document->root(), "read_bytes_s"), number_of(document->root(), "int8_ops_s")};
 }
 
 // Whole or not at all: other servers may read it meanwhile.

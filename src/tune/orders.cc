@@ -7,18 +7,10 @@
 #include <fstream>
 
 #include "server/json.h"
-#include "server/json_writer.h"
+#include "server/json_fields.h"
 
 namespace sluice::tune {
 namespace {
-
-void write_ratio(JsonWriter& out, const char* name, double ratio) {
-  out.key(name);
-  if (std::isfinite(ratio))
-    out.number(ratio);
-  else
-    out.null();
-}
 
 std::string to_line(const OrderedGains& g) {
   std::string line;
@@ -28,11 +20,11 @@ std::string to_line(const OrderedGains& g) {
   out.end_array().key("gains").begin_array();
   for (const OrderedGains::Gain& gain : g.gains) {
     out.begin_object().key("step").string(gain.step).key("kept").boolean(gain.kept);
-    write_ratio(out, "ratio", gain.ratio);
+    write_number(out, "ratio", gain.ratio);
     out.end_object();
   }
   out.end_array();
-  write_ratio(out, "total", g.total);
+  write_number(out, "total", g.total);
   out.end_object();
   return line;
 }

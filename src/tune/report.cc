@@ -4,18 +4,10 @@
 
 #include <cmath>
 
-#include "server/json_writer.h"
+#include "server/json_fields.h"
 
 namespace sluice::tune {
 namespace {
-
-void write_number(JsonWriter& out, const char* name, double value) {
-  out.key(name);
-  if (std::isfinite(value))
-    out.number(value);
-  else
-    out.null();
-}
 
 void write_estimate(JsonWriter& out, const char* name, const Estimate& e) {
   out.key(name).begin_object();
@@ -43,14 +35,6 @@ void write_strings(JsonWriter& out, const char* name, const std::vector<std::str
   out.key(name).begin_array();
   for (const std::string& v : values) out.string(v);
   out.end_array();
-}
-
-void write_raw(JsonWriter& out, const char* name, const std::string& json) {
-  out.key(name);
-  if (json.empty())
-    out.null();
-  else
-    out.raw(json);
 }
 
 void write_tried(JsonWriter& out, const Tried& t) {

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "server/json.h"
-#include "server/json_writer.h"
+#include "server/json_fields.h"
 
 namespace sluice::tune {
 namespace {
@@ -48,14 +48,6 @@ void write_requests(JsonWriter& out, const Run& run) {
     out.integer(int(r.end)).end_array();
   }
   out.end_array();
-}
-
-void write_raw(JsonWriter& out, const char* name, const std::string& json) {
-  out.key(name);
-  if (json.empty())
-    out.null();
-  else
-    out.raw(json);
 }
 
 void read_lists(const JsonView& object, Run& run) {
