@@ -69,9 +69,8 @@ int doctor(const DoctorOptions& options) {
     failure(target.error());
     return kExitWrongUse;
   }
-  constexpr std::string_view kRoute = "/diagnosis";
+  constexpr std::string_view kRoute = "/v1/diagnosis";
   if (target->prefix.ends_with(kRoute)) target->prefix.resize(target->prefix.size() - kRoute.size());
-  if (target->prefix.ends_with("/v1")) target->prefix.resize(target->prefix.size() - 3);
   target->api_key = options.api_key;
   const Result<Outcome> answer =
       fetch(*target, {"GET", fmt::format("/v1/diagnosis?window_s={}", options.window_s), ""},
