@@ -13,14 +13,16 @@ namespace http = boost::beast::http;
 
 struct HttpParser::Impl {
   http::request_parser<http::string_body> parser;
-  size_t max_body = 0, max_head = 0;
+  size_t max_body = 0, max_head = 0, head_bytes = 0;
   bool head_checked = false;
 };
 
 HttpParser::HttpParser(size_t max_header_bytes, size_t max_body_bytes) : impl_(new Impl) {
   impl_->max_body = max_body_bytes;
   impl_->max_head = max_header_bytes;
-  impl_->parser.header_limit(uint32_t(std::min<size_t>(max_header_bytes, 1u << 30)));
+  // Beast's limit forgets the fields that earlier reads brought: a head sent in pieces would have none. Ours
+  // counts.
+  impl_->parser.header_limit(UINT32_MAX);
   impl_->parser.body_limit(max_body_bytes);
   impl_->parser.eager(false);
 }
@@ -77,10 +79,16 @@ size_t HttpParser::take(std::string_view bytes) {
     const size_t n =
         impl_->parser.put(boost::asio::const_buffer(bytes.data() + taken, bytes.size() - taken), ec);
     taken += n;
+    if (!had_head && (!ec || ec == http::error::need_more)) {
+      impl_->head_bytes += n;
+      const size_t seen = impl_->head_bytes + (head_done() ? 0 : bytes.size() - taken);
+      if (seen > impl_->max_head) {
+        fail(431, "The request head is over the limit of " + std::to_string(impl_->max_head) + " bytes.");
+        break;
+      }
+    }
     if (ec == http::error::need_more) break;
-    if (ec == http::error::header_limit) {
-      fail(431, "The request head is over the limit of " + std::to_string(impl_->max_head) + " bytes.");
-    } else if (ec == http::error::body_limit) {
+    if (ec == http::error::body_limit) {
       fail(413, too_large(impl_->max_body));
     } else if (ec == http::error::bad_version) {
       fail(505, "Only HTTP/1.0 and HTTP/1.1 are spoken here.");

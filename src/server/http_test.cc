@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "base/meter.h"
+#include "server/http_parser.h"
 #include "server/json.h"
 #include "server/testing/served_test.h"
 #include "server/testing/test_client.h"
@@ -154,6 +155,28 @@ TEST_F(HttpTest, RefusesBadHeads) {
   std::string many = "GET /health HTTP/1.1\r\n";
   for (int i = 0; i < 10000; ++i) many += "X" + std::to_string(i) + ": 1\r\n";
   expect_refused(many + "\r\n", 431);
+}
+
+// As a connection feeds it: what the parser leaves is given again, with what came since.
+int status_of_head(std::string_view head, size_t piece, size_t limit) {
+  HttpParser parser(limit, 1 << 10);
+  std::string left;
+  for (size_t at = 0; at < head.size() && parser.error_status() == 0; at += piece) {
+    left += head.substr(at, piece);
+    left.erase(0, parser.take(left));
+  }
+  return parser.error_status() ? parser.error_status() : parser.head_done() ? 200 : 0;
+}
+
+TEST(HttpParserTest, TheLimitOfAHeadIsTheSameHoweverItArrives) {
+  std::string head = "GET /health HTTP/1.1\r\nHost: t\r\n";
+  for (int i = 0; i < 100; ++i) head += "A: b\r\n";
+  head += "\r\n";
+  for (size_t piece :
+       {size_t(1), size_t(2), size_t(5), size_t(6), size_t(7), size_t(64), size_t(600), head.size()}) {
+    EXPECT_EQ(status_of_head(head, piece, head.size()), 200) << piece;
+    EXPECT_EQ(status_of_head(head, piece, head.size() - 1), 431) << piece;
+  }
 }
 
 TEST_F(HttpTest, TimesOutSlowRequestsButNotIdleOnes) {
