@@ -16,6 +16,8 @@ uint64_t disk_errors(const char* kind) {
   return meter::counter("sluice_kv_disk_errors_total", "", std::string("kind=\"") + kind + "\"").value();
 }
 
+uint64_t count(const char* name) { return meter::counter(name, "").value(); }
+
 class EngineOutside : public EngineTest {
  protected:
   // Room for one request of the whole context in the pool, and for many outside it.
@@ -118,22 +120,44 @@ TEST_P(EngineOutside, BlocksOfAnotherModelAreNotTaken) {
   stop();
 }
 
+void spoil(const fs::path& file) {
+  std::fstream f(file, std::ios::in | std::ios::out | std::ios::binary);
+  f.seekp(100);
+  f.put('!');
+}
+
 TEST_P(EngineOutside, ACorruptBlockIsCountedAndComputedAgain) {
   fs::remove_all(folder());
   make(scene(folder()));
   const Request first = wish(90, 8);
   ask(first);
   stop();
-  for (const fs::path& file : files(folder())) {
-    std::fstream f(file, std::ios::in | std::ios::out | std::ios::binary);
-    f.seekp(100);
-    f.put('!');
-  }
-  const uint64_t before = disk_errors("corrupt");
+  spoil(files(folder()).front());
+  const uint64_t corrupt = disk_errors("corrupt");
+  const uint64_t looked_up = count("sluice_prefix_cache_queries_total"),
+                 found = count("sluice_prefix_cache_hits_total");
   make(scene(folder()));
+  const RequestTimes again = ask(first);
+  stop();
+  EXPECT_EQ(disk_errors("corrupt"), corrupt + 1);
+  EXPECT_LT(again.cached_tokens, 88);
+  EXPECT_EQ(again.preemptions, 0) << "nobody took its blocks";
+  EXPECT_EQ(count("sluice_prefix_cache_queries_total"), looked_up + 90) << "one prompt, looked up once";
+  EXPECT_EQ(count("sluice_prefix_cache_hits_total"), found + uint64_t(again.cached_tokens));
+}
+
+TEST_P(EngineOutside, WhereAllBlocksAreCorruptTheSecondLossIsTheLast) {
+  fs::remove_all(folder());
+  make(scene(folder()));
+  const Request first = wish(90, 8);
   ask(first);
   stop();
-  EXPECT_GT(disk_errors("corrupt"), before);
+  for (const fs::path& file : files(folder())) spoil(file);
+  const uint64_t found = count("sluice_prefix_cache_hits_total");
+  make(scene(folder()));
+  EXPECT_EQ(ask(first).cached_tokens, 0);
+  stop();
+  EXPECT_EQ(count("sluice_prefix_cache_hits_total"), found);
 }
 
 TEST_P(EngineOutside, ADiskThatTakesNothingIsCountedAndServedWithout) {

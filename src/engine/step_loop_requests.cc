@@ -121,7 +121,8 @@ int StepLoop::pause_slow_clients() {
   for (Sequence* s : scheduler_.running())
     if (!s->ended()) look(s);
   for (Sequence* s : scheduler_.waiting()) {
-    if (s->preemptions == 0) break;  // those that never ran come after all that did, and have sent nothing
+    if (s->waits_as != WaitsAs::preempted)
+      break;  // those that never ran come after all that did, and have sent nothing
     look(s);
   }
   return paused;

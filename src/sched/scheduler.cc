@@ -48,8 +48,8 @@ Scheduler::Scheduler(const Policy& policy, const KvLayout& layout, int blocks, H
   if (policy.prefix_cache) prefixes_ = std::make_unique<PrefixIndex>(layout, pool_);
   if (host_) {
     prefixes_->set_host(host_);
-    pending_.resize(size_t(policy.max_running));
-    for (auto& pending : pending_) pending.reserve(size_t(layout.groups()) * size_t(layout.row_capacity()));
+    restoring_.resize(size_t(policy.max_running));
+    for (Restoring& r : restoring_) r.pending.reserve(size_t(layout.groups()) * size_t(layout.row_capacity()));
   }
   for (int slot = policy.max_running - 1; slot >= 0; --slot) {
     tables_.push_back(std::make_unique<BlockTable>(layout));
@@ -83,6 +83,7 @@ bool Scheduler::add(Sequence* s) {
 
 void Scheduler::plan(TimeNs now, StepPlan& plan) {
   plan.reset();
+  static_cast<PrefixCounts&>(plan) = std::exchange(came_, {});
   PlanState state{plan, now, policy_.step_tokens};
   expire(state);
   survey(state);
@@ -415,6 +416,7 @@ bool Scheduler::take(PlanState& state, Sequence* s, int count) {
 }
 
 void Scheduler::start(PlanState& state, Sequence* s, const PrefixMatch& match, const StoredMatch& stored) {
+  if (s->waits_as != WaitsAs::preempted) s->admitted_at = state.now;
   queue_.remove(s);
   CHECK(running_.size() < running_.capacity());
   running_.insert(std::upper_bound(running_.begin(), running_.end(), s, by_lane_and_order), s);
@@ -423,10 +425,6 @@ void Scheduler::start(PlanState& state, Sequence* s, const PrefixMatch& match, c
   s->table = tables_[size_t(s->slot)].get();
   s->state = SequenceState::running;
   s->resumed_length = int(s->ids.size());
-  if (s->preemptions == 0)
-    s->admitted_at = state.now;
-  else
-    s->preempted_ns += state.now - s->preempted_at;
   const auto lane = size_t(s->lane());
   ++state.running[lane];
   lately_[lane].slots = std::max(lately_[lane].slots, state.running[lane]);

@@ -144,9 +144,11 @@ class Scheduler {
   bool comes_soon(const Sequence& candidate, int found_tokens) const;
   void take_over(PlanState& state, Sequence& sequence, const PrefixMatch& match);
   void take_over(PlanState& state, Sequence& sequence, const StoredMatch& match);
-  void count_lookup(StepPlan& plan, const Sequence& sequence, int found) const;
+  void count_found(PrefixCounts& counts, Sequence& sequence, int tokens) const;
   void keep_landed(Sequence& sequence);
   size_t restore_of(PlanState& state, Sequence& sequence, size_t bytes);
+  bool give_up_restoring(PlanState& state, Sequence& sequence);
+  void end_restoring(Sequence& sequence);
   void stop_restoring(Sequence& sequence);
   TimeNs patience(int tokens) const;
   void settle(Sequence* sequence, TimeNs now);
@@ -165,14 +167,22 @@ class Scheduler {
   bool is_first(const Sequence& needy) const;
   void give_way(PlanState& state, Sequence* victim);
   void preempt(Sequence* sequence, TimeNs now);
+  void requeue(Sequence* sequence, TimeNs now);
   void release(Sequence* sequence);
 
   Policy policy_;
   const KvLayout layout_;
   BlockPool pool_;
-  std::unique_ptr<PrefixIndex> prefixes_;           // null: the cache is off
-  HostTier* const host_;                            // null: there is none
-  std::vector<std::vector<PendingBlock>> pending_;  // [max_running] by slot
+  std::unique_ptr<PrefixIndex> prefixes_;  // null: the cache is off
+  HostTier* const host_;                   // null: there is none
+  // What a sequence waits for that comes from outside the pool.
+  struct Restoring {
+    std::vector<PendingBlock> pending;
+    StoredMatch match;
+    TimeNs until = 0;  // when it is given up, if blocks are still in files then; 0: never
+  };
+  std::vector<Restoring> restoring_;  // [max_running] by slot
+  PrefixCounts came_;                 // since the last plan, which tells of it
   TransferRates rates_;
   BatchGate gate_;
   StepTime step_time_;

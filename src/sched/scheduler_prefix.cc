@@ -43,17 +43,20 @@ void Scheduler::take_over(PlanState& state, Sequence& s, const PrefixMatch& matc
   if (!prefixes_) return;
   prefixes_->take_over(*s.table, match, state.plan.copies);
   s.computed = s.planned = match.tokens;
-  const bool first = s.preemptions == 0;
-  (first ? s.cached_tokens : s.resumed_tokens) += match.tokens;
-  (first ? state.plan.cached_tokens : state.plan.resumed_tokens) += match.tokens;
-  if (first) count_lookup(state.plan, s, match.tokens);
+  count_found(state.plan, s, match.tokens);
 }
 
-// The last token is computed anyway (find_prefix).
-void Scheduler::count_lookup(StepPlan& plan, const Sequence& s, int found) const {
-  plan.looked_up_tokens += s.prompt_tokens;
-  plan.missed_evicted_tokens +=
-      prefixes_->evicted_tokens(s.ids, s.request.cache_salt, found, int(s.ids.size()) - 1);
+// Once they are there: what did not come, or came spoiled, is no hit. The last token is computed anyway
+// (find_prefix).
+void Scheduler::count_found(PrefixCounts& counts, Sequence& s, int tokens) const {
+  if (std::exchange(s.looked_up, true)) {
+    s.resumed_tokens += tokens, counts.resumed_tokens += tokens;
+    return;
+  }
+  s.cached_tokens = tokens, counts.cached_tokens += tokens;
+  counts.looked_up_tokens += s.prompt_tokens;
+  counts.missed_evicted_tokens +=
+      prefixes_->evicted_tokens(s.ids, s.request.cache_salt, tokens, int(s.ids.size()) - 1);
 }
 
 // What has landed is never written again. A token that was thrown away is not in `ids`, so what was computed of
@@ -79,21 +82,13 @@ StoredMatch Scheduler::find_stored(const Sequence& s, const PrefixMatch& match) 
 }
 
 void Scheduler::take_over(PlanState& state, Sequence& s, const StoredMatch& match) {
-  auto& pending = pending_[size_t(s.slot)];
-  CHECK(pending.empty());
-  const int whole = prefixes_->take_over(*s.table, match, *host_, s.keys, pending);
+  Restoring& restoring = restoring_[size_t(s.slot)];
+  CHECK(restoring.pending.empty());
+  restoring.match = match;
+  restoring.until = match.disk_tokens > 0 ? state.now + patience(match.tokens) : 0;
+  const int whole = prefixes_->take_over(*s.table, match, *host_, s.keys, restoring.pending);
   s.computed = s.planned = whole * layout_.block_tokens;
   s.restoring_tokens = match.tokens;
-  s.restore_until = match.disk_tokens > 0 ? state.now + patience(match.tokens) : 0;
-  StepPlan& plan = state.plan;
-  plan.host_tokens += match.host_tokens, plan.disk_tokens += match.disk_tokens;
-  if (s.preemptions > 0) {
-    s.resumed_tokens += match.tokens, plan.resumed_tokens += match.tokens;
-    return;
-  }
-  s.cached_tokens = match.tokens, s.host_tokens = match.host_tokens, s.disk_tokens = match.disk_tokens;
-  plan.cached_tokens += match.tokens;
-  count_lookup(plan, s, match.tokens);
 }
 
 // Pass: blocks that somebody waits for come back, as many as a step may take.
@@ -116,26 +111,23 @@ TimeNs Scheduler::patience(int tokens) const {
 TimeNs Scheduler::next_restore_end() const {
   TimeNs at = 0;
   if (host_)
-    for (const Sequence* s : running_)
-      if (s->restoring_tokens > 0 && s->restore_until > 0 && (at == 0 || s->restore_until < at))
-        at = s->restore_until;
+    for (const Sequence* s : running_) {
+      const TimeNs until = s->restoring_tokens > 0 ? restoring_[size_t(s->slot)].until : 0;
+      if (until > 0 && (at == 0 || until < at)) at = until;
+    }
   return at;
 }
 
-// Returns what is left of `bytes`. A block that turns out to be lost makes the sequence begin anew, with what
-// is found then; files that take too long make it compute everything, and tell how slow they are.
+// Returns what is left of `bytes`.
 size_t Scheduler::restore_of(PlanState& state, Sequence& s, size_t bytes) {
-  auto& pending = pending_[size_t(s.slot)];
+  if (give_up_restoring(state, s)) return bytes;
+  auto& pending = restoring_[size_t(s.slot)].pending;
   std::vector<HostMove>& moves = state.plan.host_moves;
   const size_t before = moves.size();
-  bool lost = false;
-  size_t waited_for = 0;  // bytes in files
-  for (size_t i = 0; i < pending.size() && !lost;) {
+  for (size_t i = 0; i < pending.size();) {
     const auto [entry, block] = pending[i];
     const HostTier::Where where = host_->where(entry);
-    lost = where == HostTier::Where::nowhere;
     if (where == HostTier::Where::disk) host_->fetch(entry);
-    if (where == HostTier::Where::disk || where == HostTier::Where::coming) waited_for += host_->bytes(entry);
     if (where == HostTier::Where::host && bytes > 0 && moves.size() < moves.capacity()) {
       moves.push_back({pool_.ref(block), host_->place(entry), entry, &s});
       bytes -= std::min(bytes, host_->bytes(entry));
@@ -145,23 +137,34 @@ size_t Scheduler::restore_of(PlanState& state, Sequence& s, size_t bytes) {
       ++i;
     }
   }
-  if (!lost && waited_for > 0 && s.restore_until > 0 && state.now >= s.restore_until) {
-    lost = s.computes_all = true;
-    rates_.note_disk(waited_for, patience(s.restoring_tokens));
-  }
   s.restores_in_flight += int(moves.size() - before);
   s.steps_in_flight += moves.size() > before;
-  if (!lost) return bytes;
-  s.cached_tokens = s.host_tokens = s.disk_tokens = 0;  // nothing of it came
-  if (s.steps_in_flight > 0)
-    s.state = SequenceState::leaving;
-  else
-    preempt(&s, state.now);
   return bytes;
 }
 
+// Where a block turned out to be lost the sequence begins anew, with what is found then; the second time, and
+// where files take too long, it computes everything, and how slow they are is learned.
+bool Scheduler::give_up_restoring(PlanState& state, Sequence& s) {
+  const Restoring& restoring = restoring_[size_t(s.slot)];
+  size_t waited_for = 0;  // bytes in files
+  bool lost = false;
+  for (const PendingBlock& p : restoring.pending) {
+    const HostTier::Where where = host_->where(p.entry);
+    lost |= where == HostTier::Where::nowhere;
+    if (where == HostTier::Where::disk || where == HostTier::Where::coming) waited_for += host_->bytes(p.entry);
+  }
+  const bool late = waited_for > 0 && restoring.until > 0 && state.now >= restoring.until;
+  if (!lost && !late) return false;
+  if (s.steps_in_flight > 0) return true;  // blocks are on their way to it: behind them it is looked at again
+  if (late) rates_.note_disk(waited_for, patience(s.restoring_tokens));
+  const bool again = std::exchange(s.lost_blocks, lost);
+  s.computes_all = late || again;
+  requeue(&s, state.now);
+  return true;
+}
+
 void Scheduler::stop_restoring(Sequence& s) {
-  auto& pending = pending_[size_t(s.slot)];
+  auto& pending = restoring_[size_t(s.slot)].pending;
   for (const PendingBlock& p : pending) host_->release(p.entry);
   pending.clear();
   s.restoring_tokens = 0;
@@ -207,12 +210,20 @@ void Scheduler::land_moves(const StepPlan& plan, TimeNs now) {
     if (i + 1 < plan.host_moves.size() && plan.host_moves[i + 1].to == s) continue;
     --s->steps_in_flight;
     settle(s, now);
-    if (s->state != SequenceState::running || s->restores_in_flight > 0 || !pending_[size_t(s->slot)].empty())
-      continue;
-    held_tokens_.planned += s->restoring_tokens - s->planned;
-    s->computed = s->planned = std::exchange(s->restoring_tokens, 0);
-    keep_landed(*s);
+    if (s->state == SequenceState::running && s->restores_in_flight == 0 &&
+        restoring_[size_t(s->slot)].pending.empty())
+      end_restoring(*s);
   }
+}
+
+void Scheduler::end_restoring(Sequence& s) {
+  held_tokens_.planned += s.restoring_tokens - s.planned;
+  s.computed = s.planned = std::exchange(s.restoring_tokens, 0);
+  const StoredMatch& match = restoring_[size_t(s.slot)].match;
+  if (!s.looked_up) s.host_tokens = match.host_tokens, s.disk_tokens = match.disk_tokens;
+  came_.host_tokens += match.host_tokens, came_.disk_tokens += match.disk_tokens;
+  count_found(came_, s, match.tokens);
+  keep_landed(s);
 }
 
 }  // namespace sluice

@@ -96,6 +96,8 @@ class Simulation {
         });
         check_batch(*plan, busy);
         check_plan(*plan);
+        found_.looked_up_tokens += plan->looked_up_tokens, found_.cached_tokens += plan->cached_tokens;
+        found_.resumed_tokens += plan->resumed_tokens;
         for (Sequence* s : plan->expired) ended(s);
         if (!plan->empty()) {
           auto tables = tables_of(*plan);
@@ -120,6 +122,11 @@ class Simulation {
       EXPECT_EQ(scheduler_->blocks().free(), scheduler_->blocks().total());
     }
     EXPECT_EQ(started_, finished_);
+    int64_t looked_up = 0;
+    for (const auto& s : sequences_) looked_up += s->looked_up ? s->prompt_tokens : 0;
+    EXPECT_EQ(found_.looked_up_tokens, looked_up) << "each prompt is looked up once";
+    EXPECT_EQ(found_.cached_tokens, cached_tokens()) << "what did not come is no hit";
+    EXPECT_EQ(found_.resumed_tokens, resumed_tokens());
     for (const auto& s : sequences_) EXPECT_TRUE(s->gone());
   }
 
@@ -468,6 +475,7 @@ class Simulation {
   TimeNs now_ = 0;
   int arrived_ = 0, started_ = 0, finished_ = 0, refused_ = 0;
   int64_t computed_tokens_ = 0;
+  PrefixCounts found_;  // by all plans
   uint64_t last_admitted_[kLanes][kTenants] = {};
   std::set<const Sequence*> members_;
   TimeNs batch_since_ = 0;

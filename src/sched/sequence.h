@@ -72,17 +72,17 @@ struct Sequence {
   // do.
   int restoring_tokens = 0;
   int restores_in_flight = 0;            // blocks
-  TimeNs restore_until = 0;              // when it is given up, if blocks are still in files then
-  bool computes_all = false;             // it was: what lies outside the pool is not waited for again
+  bool lost_blocks = false;              // some did not come as they were written, and it began anew
+  bool computes_all = false;             // what lies outside the pool is not waited for any more
   int resumed_length = 0;                // ids.size() when it was last admitted
-  int cached_tokens = 0;                 // of the prompt, found in the prefix cache at its first admission
+  bool looked_up = false;                // its prompt has been, as the counts of hits have it
+  int cached_tokens = 0;                 // of the prompt, found in the prefix cache then
   int host_tokens = 0, disk_tokens = 0;  // of these, those whose blocks were not in the pool
-  int resumed_tokens = 0;                // found there when it resumed, summed over its preemptions
+  int resumed_tokens = 0;                // found there when it was admitted again, summed
   int preemptions = 0;
   int forced_preemptions = 0;  // of these, the ones that its client had no part in
   TimeNs admitted_at = 0;      // first admission
-  TimeNs preempted_at = 0;     // the last time
-  TimeNs preempted_ns = 0;     // spent in the queue again
+  TimeNs preempted_at = 0;     // the last time it gave up its blocks
 
   // Of WaitingQueue and DeadlineHeap.
   WaitsAs waits_as = WaitsAs::none;

@@ -71,7 +71,15 @@ struct HostMove {
   Sequence* to = nullptr;  // who waits for it; null: the block goes to the host
 };
 
-struct StepPlan {
+// Prompt tokens of those admitted for the first time that were looked up in the prefix cache, and found; tokens
+// found by those that resumed. What comes from outside the pool counts once it is there.
+struct PrefixCounts {
+  int looked_up_tokens = 0, cached_tokens = 0, resumed_tokens = 0;
+  int missed_evicted_tokens = 0;         // of those looked up: not found, but there not long ago
+  int host_tokens = 0, disk_tokens = 0;  // of those found, the ones that were not in the pool
+};
+
+struct StepPlan : PrefixCounts {
   std::vector<PlanEntry> entries;  // one per sequence; capacity for all that may run
   // To be made before the step's ops. Copies: content that a sequence goes on from in a block of its own;
   // capacity for all slots. Moves: blocks that go to another place; none depends on another or on a copy.
@@ -84,11 +92,6 @@ struct StepPlan {
   int preempted = 0;  // gave up their blocks, or will when they land
   PerLane<int> preempted_of{};
   int held_back = 0;  // wanted tokens but got no block in this step
-  // Prompt tokens of those admitted for the first time that were looked up in the prefix cache, and found;
-  // tokens found by those that resumed.
-  int looked_up_tokens = 0, cached_tokens = 0, resumed_tokens = 0;
-  int missed_evicted_tokens = 0;         // of those looked up: not found, but there not long ago
-  int host_tokens = 0, disk_tokens = 0;  // of those found, the ones that were not in the pool
   AdmissionStop stopped_by = AdmissionStop::none;
   FlushReason flushed_by = FlushReason::none;  // a batch began, by a policy that makes batches
   int batch = 0;                               // then its members; they may take several steps to be admitted
@@ -112,7 +115,7 @@ struct StepPlan {
     expired.clear();
     preempted_of = {};
     tokens = admitted = preempted = held_back = batch = 0;
-    looked_up_tokens = cached_tokens = resumed_tokens = host_tokens = disk_tokens = missed_evicted_tokens = 0;
+    static_cast<PrefixCounts&>(*this) = {};
     stopped_by = AdmissionStop::none;
     flushed_by = FlushReason::none;
   }
