@@ -2,10 +2,11 @@
 import json
 import shutil
 import random
+import subprocess
 
 import pytest
 
-from conftest import ROOT, SMOLLM2, Server, run_sluice
+from conftest import ROOT, SLUICE, SMOLLM2, Server, run_sluice
 
 TINY = ROOT.parent / "shared" / "cases" / "tiny"
 MODEL = TINY / "qwen3-qknorm"
@@ -51,7 +52,7 @@ def test_a_quantized_model_is_served_and_judged(method, texts, tmp_path):
 
 def test_a_method_that_measures_asks_for_a_text(tmp_path):
     done = quantize("-o", tmp_path / "out", "--method", "awq")
-    assert (done.returncode, done.stderr) == (1, "sluice: --calibration: awq needs a text to measure activations on\n")
+    assert (done.returncode, done.stderr) == (2, "sluice: --calibration: awq needs a text to measure activations on; name a file\n")
 
 
 def test_a_text_is_either_for_calibration_or_for_judging(texts, tmp_path):
@@ -81,15 +82,71 @@ def test_what_is_no_text_is_refused(texts, tmp_path):
     (("--group-size", "48", "--method", "rtn"), "--group-size: 48 is not supported"),
     (("--block", "128", "--method", "rtn"), "--block: goes with fp8 alone"),
     (("--observer", "median", "--method", "rtn"), "--observer: expected minmax, moving-average or percentile"),
+    (("--observe-per", "row", "--method", "int8"), "--observe-per: expected channel, group[:2 - 65536] or tensor, got 'row'"),
     (("--group-size", "64", "--method", "fp8"), "--group-size: has no effect on fp8 in layout compressed-tensors"),
     (("--calibration", "nowhere", "--method", "rtn"), "--calibration: has no effect on rtn in layout awq"),
     (("--no-clip", "--method", "gptq"), "--clip: has no effect on gptq in layout gptq"),
     (("--observer", "percentile", "--method", "awq"), "--observer: has no effect on awq in layout awq"),
-    (("--layout", "gguf", "--method", "rtn"), "--output: a GGUF file ends in .gguf, and a folder does not"),
+    (("--observe-per", "tensor", "--method", "awq"), "--observe-per: has no effect on awq in layout awq"),
+    (("--layout", "fp8", "--method", "gptq"), "--layout: fp8 cannot hold what gptq with 4 bits makes"),
+    (("--bits", "4", "--method", "int8"), "--bits: int8 has 8"),
 ])
-def test_what_does_not_go_together_is_named(flags, message, tmp_path):
+def test_what_does_not_go_together_is_wrong_use_and_named(flags, message, tmp_path):
     done = quantize("-o", tmp_path / "out", *flags)
-    assert done.returncode == 1 and done.stderr.startswith("sluice: " + message), done.stderr
+    assert done.returncode == 2 and done.stderr.startswith("sluice: " + message), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("out, flags, message", [
+    ("", (), "is empty; name a folder to make"),
+    ("OUT.GGUF", (), "a GGUF file ends in .gguf (in small letters)"),
+    ("out.gguf/", (), "a GGUF file ends in .gguf (in small letters), and a folder does not"),
+    ("out", ("--layout", "gguf"), "out with --layout gguf: a GGUF file ends in .gguf, and a folder does not"),
+    ("out.gguf", ("--layout", "awq"), "out.gguf with --layout awq: a GGUF file ends in .gguf"),
+])
+def test_what_an_output_may_be_called(out, flags, message, tmp_path):
+    done = quantize("-o", f"{tmp_path}/{out}" if out else "", "--method", "rtn", *flags)
+    assert done.returncode == 2 and done.stderr.startswith("sluice: --output: ") and message in done.stderr, done.stderr
+
+
+def test_a_file_that_is_not_there_is_named_with_its_flag(texts, tmp_path):
+    calibration, _ = texts
+    for flags in (("--calibration", tmp_path / "no.txt"), ("--calibration", calibration, "--eval-data", tmp_path / "no.txt")):
+        done = quantize("-o", tmp_path / "out", "--method", "awq", *flags)
+        assert (done.returncode, done.stderr) == (1, f"sluice: {flags[-2]}: {tmp_path / 'no.txt'}: cannot open: No such file or directory\n")
+    done = run_sluice("eval", MODEL, "--data", tmp_path / "no.txt")
+    assert (done.returncode, done.stderr) == (1, f"sluice: --data: {tmp_path / 'no.txt'}: cannot open: No such file or directory\n")
+
+
+def test_observers_stand_in_the_result(texts, tmp_path):
+    calibration, _ = texts
+    for number, (observer, unit) in enumerate((("percentile:99", "group:32"), ("moving-average", "tensor"))):
+        done = quantize("-o", tmp_path / str(number), "--method", "int8", "--calibration", calibration, "--observer", observer, "--observe-per", unit)
+        assert done.returncode == 0, done.stderr
+        made = json.loads((tmp_path / str(number) / "config.json").read_text())["sluice_quantization"]["calibration"]
+        assert (made["observer"], made["observed"]) == (observer, unit)
+        assert made["data"].startswith("xxh3-128:")
+
+
+def test_a_folder_without_a_tokenizer_is_said_to_have_none(tmp_path):
+    bare = tmp_path / "bare"
+    shutil.copytree(MODEL, bare, copy_function=shutil.copyfile, ignore=shutil.ignore_patterns("tokenizer*"))
+    done = quantize("-o", tmp_path / "out", "--method", "rtn", model=bare)
+    assert done.returncode == 0 and "no tokenizer is written, so the result serves token ids alone" in done.stderr
+
+
+def test_an_interrupted_run_says_where_it_goes_on(tmp_path):
+    assert quantize("-o", tmp_path / "out", "--method", "rtn").returncode == 0
+    begun = tmp_path / "again.partial"
+    # As a run that was killed behind its first layer leaves it: settings are written before any layer.
+    resource = subprocess.run(["bash", "-c", f"ulimit -f 16; exec {SLUICE} quantize {MODEL} -o {tmp_path / 'again'} --method rtn"],
+                              capture_output=True, text=True)
+    assert resource.returncode != 0 and begun.is_dir() and not (tmp_path / "again").exists()
+    shutil.copy(tmp_path / "out" / "model-00002-of-00003.safetensors", begun)
+    done = quantize("-o", tmp_path / "again", "--method", "rtn")
+    assert done.returncode == 0 and "an interrupted run goes on at layer 1 of 2" in done.stderr, done.stderr
+    for file in (tmp_path / "out").iterdir():
+        assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes(), file
 
 
 def test_a_seed_is_not_negative(tmp_path):

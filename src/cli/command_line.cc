@@ -335,7 +335,8 @@ void Parser::add_quantize() {
                   "Default: the one that the method is published in; gguf if -o ends in .gguf")
       ->check(CLI::IsMember({"awq", "gptq", "compressed-tensors", "fp8", "gguf"}));
   app->add_option("--calibration", q.calibration,
-                  "A text, or JSON lines of {\"text\", \"kind\"}: awq, gptq and int8 measure activations on "
+                  "A text, or JSON lines of {\"text\", \"kind\"} (told by the first line): awq, gptq and int8 "
+                  "measure activations on "
                   "it; with fp8 optional: errors are then made good as gptq does")
       ->type_name("FILE");
   app->add_option("--eval-data", q.eval_data, "Refuse if calibration shares a passage with this text")
@@ -347,7 +348,10 @@ void Parser::add_quantize() {
       ->check(CLI::Range(16, 1 << 16))
       ->capture_default_str();
   app->add_option("--observer", q.observer,
-                  "Range of a channel's activations: minmax, moving-average or percentile[:P]")
+                  "int8: how a range of activations is found: minmax, moving-average or percentile[:P]")
+      ->capture_default_str();
+  app->add_option("--observe-per", q.observe_per,
+                  "int8: which of them have one together: channel, group[:COLUMNS] or tensor")
       ->capture_default_str();
   app->add_option("--smoothing", s.smoothing,
                   "int8: the share of the activations' spread that weights take over")

@@ -64,7 +64,7 @@ struct EvalOptions {
 struct QuantizeOptions {
   std::string out;
   quantize::Settings settings;
-  std::string method = "awq", targets = "all", observer = "minmax";
+  std::string method = "awq", targets = "all", observer = "minmax", observe_per = "channel";
   std::string calibration;  // a text or JSONL file
   std::string eval_data;    // a text that calibration may not share passages with
   int samples = 512;

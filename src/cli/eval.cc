@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <list>
 #include <optional>
 
 #include "base/mapped_file.h"
@@ -12,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/eval_report.h"
 #include "cli/load_progress.h"
+#include "cli/progress_bar.h"
 #include "engine/kv_evaluation.h"
 #include "engine/make_engine.h"
 #include "engine/model_text.h"
@@ -26,45 +28,59 @@ namespace {
 
 constexpr int kSpeedSteps = 16;
 
-// A checkpoint with its weights on a backend.
-struct LoadedModel {
-  std::unique_ptr<Checkpoint> checkpoint;
-  ModelSpec spec;
-  Weights weights;
-};
-
-Result<LoadedModel> open_model(const std::string& path, const EngineConfig& engine) {
-  auto checkpoint = open_checkpoint(path);
-  if (!checkpoint) return std::move(checkpoint).error();
-  LoadedModel model{std::move(*checkpoint), {}, {}};
-  model.spec = with_window(model.checkpoint->spec(), engine.kv.sliding_window);
-  return model;
+Error at_flag(const char* flag, const Error& error) {
+  return {error.code, fmt::format("--{}: {}", flag, error.message)};
 }
 
-Status load(LoadedModel& model, Backend& backend, LoadProgressLine& progress) {
-  auto weights = load_weights(*model.checkpoint, model.spec, backend, [&](size_t done, size_t total) {
-    progress.show("weights", total ? double(done) / double(total) : 1);
-  });
-  if (!weights) return std::move(weights).error();
-  model.weights = std::move(*weights);
-  return {};
+Error named(const std::string& model, const Error& error) {
+  if (error.message.starts_with(model)) return error;
+  return {error.code, fmt::format("{}: {}", model, error.message), error.field};
 }
 
-std::string_view text_of(const MappedFile& file) {
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
-}
-
-// The ids of the text, which both models must agree on; a model that was calibrated on the text is refused.
+// The text as a model's ids.
 struct EvaluatedText {
   std::vector<int32_t> ids;
   int32_t first_id = -1;
 };
+
+// A checkpoint with its weights on a backend, which is given up after them.
+struct LoadedModel {
+  std::string path;
+  std::unique_ptr<Checkpoint> checkpoint{};
+  ModelSpec spec{};
+  EvaluatedText text{};
+  std::unique_ptr<Backend> backend{};
+  Weights weights{};
+};
+
+Status open_model(LoadedModel& model, const EngineConfig& engine) {
+  auto checkpoint = open_checkpoint(model.path);
+  if (!checkpoint) return std::move(checkpoint).error();
+  model.checkpoint = std::move(*checkpoint);
+  model.spec = with_window(model.checkpoint->spec(), engine.kv.sliding_window);
+  return {};
+}
+
+Status load(LoadedModel& model, const Config& config) {
+  auto backend = backend_for(model.spec, config.model.engine, config.model.device, config.model.cpu);
+  if (!backend) return std::move(backend).error();
+  LoadProgressLine progress;
+  auto weights = load_weights(*model.checkpoint, model.spec, **backend, [&](size_t done, size_t total) {
+    progress.show(model.path, total ? double(done) / double(total) : 1);
+  });
+  if (!weights) return std::move(weights).error();
+  model.backend = std::move(*backend);
+  model.weights = std::move(*weights);
+  return {};
+}
+
+// Error: the model was calibrated on a part of the text.
 Result<EvaluatedText> read_text(const LoadedModel& model, std::string_view bytes, const EvalOptions& options) {
   const auto known = quantize::calibration_passages(*model.checkpoint);
   if (const auto passage = quantize::shared_passage(bytes, known))
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("{} was calibrated on a part of {}, so figures would mean nothing: '{} …'",
-                             model.checkpoint->path(), options.data, passage->substr(0, 60)),
+                             model.path, options.data, passage->substr(0, 60)),
                  "data"};
   auto text = load_text(*model.checkpoint, "");
   if (!text) return std::move(text).error();
@@ -75,75 +91,126 @@ Result<EvaluatedText> read_text(const LoadedModel& model, std::string_view bytes
   return out;
 }
 
+// The models side by side, each in memory once; on a card once for each precision of its cache.
+class Comparison {
+ public:
+  Comparison(const Config& config, const EvalOptions& options, std::string_view bytes)
+      : config_(config), options_(options), bytes_(bytes) {}
+
+  // Errors: what opening, reading the text and loading say.
+  Status set_baseline(const std::string& path) {
+    Result<LoadedModel*> model = loaded(path);
+    if (!model) return named(path, model.error());
+    full_ = *model;
+    return {};
+  }
+  Status add(const std::string& path, const std::string& precision) {
+    Result<LoadedModel*> model = loaded(path);
+    if (!model) return named(path, model.error());
+    if ((*model)->text.ids != full_->text.ids)
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("{} and {} cut the text into different tokens, so they cannot be compared", path,
+                               full_->path),
+                   "baseline"};
+    KvSettings kv = config_.model.engine.kv;
+    kv.precision = precision;
+    wished_.push_back({(*model)->spec, (*model)->weights, *(*model)->backend, kv});
+    rows_.push_back({path, precision, {}, (*model)->weights.bytes()});
+    return {};
+  }
+
+  // What was found of each model that was added, in order.
+  struct Found {
+    std::vector<EvalRow> rows;
+    std::optional<Error> broken;  // of the first that failed
+  };
+  Result<Found> run() {
+    int window = std::min(options_.window_tokens, full_->spec.context);
+    for (const EvaluatedModel& model : wished_) window = std::min(window, model.spec.context);
+    const int block = config_.model.engine.block_tokens;
+    ProgressBar bar;
+    const KvEvaluationWish wish{.block_tokens = block ? block : 64,
+                                .window_tokens = window,
+                                .first_id = full_->text.first_id,
+                                .progress = [&](double done) { bar.show(done); }};
+    auto found = compare_models({full_->spec, full_->weights, *full_->backend}, wished_, full_->text.ids, wish);
+    bar.clear();
+    if (!found) return named(full_->path, found.error());
+    Found out;
+    for (size_t i = 0; i < rows_.size(); i++) {
+      if ((*found)[i])
+        rows_[i].found = *(*found)[i], out.rows.push_back(std::move(rows_[i]));
+      else if (!out.broken)
+        out.broken = named(rows_[i].model, (*found)[i].error());
+    }
+    return out;
+  }
+
+ private:
+  Result<LoadedModel*> loaded(const std::string& path) {
+    const auto known = std::find_if(models_.begin(), models_.end(), [&](const LoadedModel& m) {
+      return m.path == path && !m.backend->info().is_card();
+    });
+    if (known != models_.end()) return &*known;
+    LoadedModel model{path};
+    if (Status opened = open_model(model, config_.model.engine); !opened) return std::move(opened).error();
+    auto text = read_text(model, bytes_, options_);
+    if (!text) return std::move(text).error();
+    model.text = std::move(*text);
+    if (Status read = load(model, config_); !read) return std::move(read).error();
+    models_.push_back(std::move(model));
+    return &models_.back();
+  }
+
+  const Config& config_;
+  const EvalOptions& options_;
+  const std::string_view bytes_;
+  std::list<LoadedModel> models_;
+  LoadedModel* full_ = nullptr;
+  std::vector<EvaluatedModel> wished_;
+  std::vector<EvalRow> rows_;  // beside wished_
+};
+
+// The model alone.
 Result<std::vector<EvalSpeed>> measure_speed(const Config& config, const EvalOptions& options,
-                                             LoadedModel& model) {
+                                             const std::string& path) {
   std::vector<EvalSpeed> out;
   std::vector<int> batches = options.batch.empty() ? std::vector{1, 32, 128} : options.batch;
   std::erase(batches, 0);
   if (!options.compares() || batches.empty()) return out;
-  auto backend = backend_for(model.spec, config.model.engine, config.model.device, config.model.cpu);
-  if (!backend) return std::move(backend).error();
+  LoadedModel model{path};
+  if (Status opened = open_model(model, config.model.engine); !opened) return std::move(opened).error();
+  if (Status read = load(model, config); !read) return std::move(read).error();
   LoadProgressLine progress;
-  if (Status loaded = load(model, **backend, progress); !loaded) return std::move(loaded).error();
-  {
-    auto rig = BenchRig::make(
-        model.spec, model.weights, **backend, config.model.engine,
-        {*std::max_element(batches.begin(), batches.end()), kSpeedSteps + 2 * kStepsInFlight + 1});
-    if (!rig) return std::move(rig).error();
-    for (const int batch : batches) {
-      progress.show(fmt::format("speed at batch {}", batch), 0);
-      (*rig)->decode(batch, 0, 2 * kStepsInFlight);
-      const double step = (*rig)->decode(batch, 0, kSpeedSteps).wall_s / kSpeedSteps;
-      out.push_back({batch, step, double(model.weights.bytes_per_token()) / step});
-    }
+  auto rig =
+      BenchRig::make(model.spec, model.weights, *model.backend, config.model.engine,
+                     {*std::max_element(batches.begin(), batches.end()), kSpeedSteps + 2 * kStepsInFlight + 1});
+  if (!rig) return std::move(rig).error();
+  for (const int batch : batches) {
+    progress.show(fmt::format("speed of {} at batch {}", path, batch), 0);
+    (*rig)->decode(batch, 0, 2 * kStepsInFlight);
+    const double step = (*rig)->decode(batch, 0, kSpeedSteps).wall_s / kSpeedSteps;
+    out.push_back({batch, step, double(model.weights.bytes_per_token()) / step});
   }
-  model.weights = {};  // before its backend
   return out;
 }
 
-// A backend is sized once, so each row gets one of its own. `baseline`: what the row is compared with, its
-// cache in full.
-Result<EvalRow> evaluate(const Config& config, const EvalOptions& options, const std::string& path,
-                         const std::string& baseline, const std::string& precision) {
-  EngineConfig engine = config.model.engine;
-  engine.kv.precision = precision;
-  auto model = open_model(path, engine), full = open_model(baseline, engine);
-  if (!model) return std::move(model).error();
-  if (!full) return std::move(full).error();
-  auto file = MappedFile::open(options.data);
-  if (!file) return std::move(file).error();
-  if (Status plain = quantize::check_text(text_of(*file), options.data, "data"); !plain)
-    return std::move(plain).error();
-  auto text = read_text(*model, text_of(*file), options), full_text = read_text(*full, text_of(*file), options);
-  if (!text) return std::move(text).error();
-  if (!full_text) return std::move(full_text).error();
-  if (text->ids != full_text->ids)
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("{} and {} cut the text into different tokens", path, baseline), "baseline"};
-  auto backend = backend_for(model->spec, engine, config.model.device, config.model.cpu);
-  if (!backend) return std::move(backend).error();
-  LoadProgressLine progress;
-  if (Status loaded = load(*model, **backend, progress); !loaded) return std::move(loaded).error();
-  const bool same = baseline == path;
-  if (!same)
-    if (Status loaded = load(*full, **backend, progress); !loaded) return std::move(loaded).error();
-  const KvEvaluationWish wish{
-      .kv = engine.kv,
-      .block_tokens = engine.block_tokens ? engine.block_tokens : 64,
-      .window_tokens = std::min({options.window_tokens, model->spec.context, full->spec.context}),
-      .first_id = text->first_id,
-      .progress = [&](double done) { progress.show("text", done); }};
-  auto found = compare_models({same ? model->spec : full->spec, same ? model->weights : full->weights},
-                              {model->spec, model->weights}, **backend, text->ids, wish);
-  progress.clear();
-  if (!found) return std::move(found).error();
-  EvalRow row{path, precision, *found, model->weights.bytes()};
-  model->weights = {}, full->weights = {};
-  backend->reset();
-  auto speed = measure_speed(config, options, *model);
-  if (!speed) return std::move(speed).error();
-  row.speed = std::move(*speed);
-  return row;
+// Adds speeds to rows that follow each other by model. Errors: of the first model whose speed could not be
+// measured, which leaves the row without.
+Status add_speeds(const Config& config, const EvalOptions& options, std::vector<EvalRow>& rows) {
+  Status first;
+  for (size_t i = 0; i < rows.size(); i++) {
+    if (i > 0 && rows[i].model == rows[i - 1].model) {
+      rows[i].speed = rows[i - 1].speed;  // of one token a sequence: its cache does not matter
+      continue;
+    }
+    auto speed = measure_speed(config, options, rows[i].model);
+    if (speed)
+      rows[i].speed = std::move(*speed);
+    else if (first)
+      first = named(rows[i].model, speed.error());
+  }
+  return first;
 }
 
 // The models must open and the page must have a place before anything is computed.
@@ -155,41 +222,66 @@ Status check_ends(const std::vector<std::string>& models, const EvalOptions& opt
   if (folder.empty()) folder = ".";
   if (std::filesystem::is_directory(options.html) || ::access(folder.c_str(), W_OK) != 0)
     return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("{}: cannot be written; name a file in a folder that can", options.html), "html"};
+                 fmt::format("--html: {}: cannot be written; name a file in a folder that can", options.html)};
   return {};
+}
+
+struct Evaluation {
+  std::vector<EvalRow> rows;
+  std::optional<Error> broken;  // the first thing that failed; the rows of others are there
+};
+
+Result<Evaluation> evaluate(const Config& config, const EvalOptions& options,
+                            const std::vector<std::string>& models, const std::string& baseline) {
+  auto file = MappedFile::open(options.data);
+  if (!file) return at_flag("data", file.error());
+  if (Status plain = quantize::check_text(file->text(), options.data, "data"); !plain)
+    return at_flag("data", plain.error());
+  std::vector<std::string> precisions = options.precisions;
+  if (precisions.empty()) precisions.push_back(config.model.engine.kv.precision);
+  Evaluation out;
+  const auto note = [&](const Status& status) {
+    if (!status && !out.broken) out.broken = status.error();
+  };
+  {
+    Comparison comparison(config, options, file->text());
+    if (Status s = comparison.set_baseline(baseline); !s) return std::move(s).error();
+    for (const std::string& model : models) {
+      Status added;
+      for (const std::string& precision : precisions)
+        if (added) note(added = comparison.add(model, precision));
+    }
+    auto found = comparison.run();
+    if (!found) return std::move(found).error();
+    out.rows = std::move(found->rows);
+    if (found->broken) note(*found->broken);
+  }
+  note(add_speeds(config, options, out.rows));
+  return out;
 }
 
 }  // namespace
 
 int eval(const Config& config, const EvalOptions& options) {
-  std::vector<std::string> precisions = options.precisions, models = {config.model.path};
-  if (precisions.empty()) precisions.push_back(config.model.engine.kv.precision);
+  std::vector<std::string> models = {config.model.path};
   models.insert(models.end(), options.models.begin(), options.models.end());
-  std::string baseline = options.baseline;
-  if (baseline.empty() && models.size() > 1) baseline = models.front();
+  const std::string baseline = options.baseline.empty() ? models.front() : options.baseline;
   std::vector<std::string> all = models;
-  if (!baseline.empty()) all.push_back(baseline);
+  all.push_back(baseline);
   if (Status ready = check_ends(all, options); !ready) return failure(ready.error());
-  std::vector<EvalRow> rows;
-  std::optional<Error> broken;
-  for (const std::string& model : models) {
-    for (const std::string& precision : precisions) {
-      auto row = evaluate(config, options, model, baseline.empty() ? model : baseline, precision);
-      if (row)
-        rows.push_back(std::move(*row));
-      else if (!broken)
-        broken = Error{row.error().code, fmt::format("{}: {}", model, row.error().message), row.error().field};
-    }
-  }
-  if (!rows.empty()) {
-    fmt::print("{}", options.json         ? evaluation_json(rows, baseline)
-                     : options.compares() ? comparison_table(rows, baseline)
-                                          : precision_table(rows));
+  auto done = evaluate(config, options, models, baseline);
+  if (!done) return failure(done.error());
+  if (!done->rows.empty()) {
+    // What a model's own cache costs has no baseline of another name.
+    const std::string shown = options.baseline.empty() && models.size() == 1 ? "" : baseline;
+    fmt::print("{}", options.json         ? evaluation_json(done->rows, shown)
+                     : options.compares() ? comparison_table(done->rows, shown)
+                                          : precision_table(done->rows));
     if (!options.html.empty())
-      if (Status s = write_whole_file(options.html, evaluation_html(rows, baseline, options.data)); !s)
-        return failure(s.error());
+      if (Status s = write_whole_file(options.html, evaluation_html(done->rows, shown, options.data)); !s)
+        return failure(at_flag("html", s.error()));
   }
-  return broken ? failure(*broken) : 0;
+  return done->broken ? failure(*done->broken) : 0;
 }
 
 }  // namespace sluice::cli

@@ -60,6 +60,12 @@ struct Column {
   std::string title, value;
 };
 
+// The first whose speed was measured; null: none's was.
+const EvalRow* measured_row(const std::vector<EvalRow>& rows) {
+  const auto at = std::find_if(rows.begin(), rows.end(), [](const EvalRow& r) { return !r.speed.empty(); });
+  return at == rows.end() ? nullptr : &*at;
+}
+
 // A row's cells, for text and page alike.
 std::vector<Column> cells(const EvalRow& row, const std::vector<EvalRow>& rows) {
   const KvEvaluation& f = row.found;
@@ -71,55 +77,87 @@ std::vector<Column> cells(const EvalRow& row, const std::vector<EvalRow>& rows) 
                              {"mean KL", fmt::format("{:.5f}", f.mean_kl)},
                              {"99 % KL", fmt::format("{:.4f}", f.p99_kl)},
                              {"same top 1", fmt::format("{:.2f} %", 100 * f.top1_agreement)}};
-  for (const EvalSpeed& s : row.speed)
-    out.push_back({fmt::format("tok/s at {}", s.batch), fmt::format("{:.1f}", s.tok_s())});
-  if (!row.speed.empty())
-    out.push_back({fmt::format("GB/s at {}", row.speed.front().batch),
-                   fmt::format("{:.1f}", row.speed.front().read_bytes_s / 1e9)});
+  const EvalRow* measured = measured_row(rows);
+  if (!measured) return out;
+  const bool own = !row.speed.empty();
+  for (size_t i = 0; i < measured->speed.size(); i++)
+    out.push_back({fmt::format("tok/s at {}", measured->speed[i].batch),
+                   own ? fmt::format("{:.1f}", row.speed[i].tok_s()) : "-"});
+  out.push_back({fmt::format("GB/s at {}", measured->speed.front().batch),
+                 own ? fmt::format("{:.1f}", row.speed.front().read_bytes_s / 1e9) : "-"});
   return out;
 }
 
-// The perplexity above the tokens per second at the first batch.
-std::string plot(const std::vector<EvalRow>& rows) {
-  constexpr double kWidth = 720, kHeight = 360, kLeft = 70, kBottom = 50, kTop = 20, kRight = 160;
-  double most_x = 0, low = rows[0].found.full_perplexity, high = low;
-  for (const EvalRow& r : rows) {
-    most_x = std::max(most_x, r.speed.front().tok_s());
-    low = std::min(low, r.found.perplexity), high = std::max(high, r.found.perplexity);
-  }
-  const double room = std::max(0.05 * (high - low), 1e-6 * high);
-  low -= room, high += room, most_x *= 1.1;
-  const auto x = [&](double v) { return kLeft + v / most_x * (kWidth - kLeft - kRight); };
-  const auto y = [&](double v) { return kTop + (high - v) / (high - low) * (kHeight - kTop - kBottom); };
-  std::string out =
-      fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"perplexity against throughput\">\n",
-                  kWidth, kHeight);
-  for (int i = 0; i <= 4; i++) {
-    const double vx = most_x * i / 4, vy = low + (high - low) * i / 4;
+// 1, 2 or 5 times a power of ten, so that four to ten of them make `range`.
+double tick_step(double range) {
+  const double power = std::pow(10, std::floor(std::log10(range / 4)));
+  const double rest = range / 4 / power;
+  return power * (rest >= 5 ? 5 : rest >= 2 ? 2 : 1);
+}
+
+// Coordinates of the plot, in its viewBox.
+struct Frame {
+  static constexpr double kWidth = 720, kHeight = 360, kLeft = 70, kBottom = 50, kTop = 20, kRight = 160;
+  double most_x = 0, low = 0, high = 0;
+
+  double x(double v) const { return kLeft + v / most_x * (kWidth - kLeft - kRight); }
+  double y(double v) const { return kTop + (high - v) / (high - low) * (kHeight - kTop - kBottom); }
+};
+
+std::string axes(const Frame& f, int batch) {
+  std::string out;
+  const double end = Frame::kWidth - Frame::kRight, step_x = tick_step(f.most_x),
+               step_y = tick_step(f.high - f.low);
+  const int digits = std::max(0, int(-std::floor(std::log10(step_y))));
+  for (double v = std::ceil(f.low / step_y) * step_y; v <= f.high; v += step_y)
     out += fmt::format(
         "<line x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{2:.1f}\" y2=\"{1:.1f}\" class=\"grid\"/>"
-        "<text x=\"{3:.1f}\" y=\"{4:.1f}\" text-anchor=\"end\">{5:.2f}</text>\n",
-        kLeft, y(vy), kWidth - kRight, kLeft - 8, y(vy) + 4, vy);
-    out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{:.0f}</text>\n", x(vx),
-                       kHeight - 30, vx);
+        "<text x=\"{3:.1f}\" y=\"{4:.1f}\" text-anchor=\"end\">{5:.{6}f}</text>\n",
+        Frame::kLeft, f.y(v), end, Frame::kLeft - 8, f.y(v) + 4, v, digits);
+  for (double v = 0; v <= f.most_x; v += step_x)
+    out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{:g}</text>\n", f.x(v),
+                       Frame::kHeight - 30, v);
+  return out + fmt::format(
+                   "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">tokens/s at batch {}</text>\n"
+                   "<text x=\"16\" y=\"{:.1f}\" transform=\"rotate(-90 16 {:.1f})\" text-anchor=\"middle\">"
+                   "perplexity (lower is better)</text>\n",
+                   (Frame::kLeft + end) / 2, Frame::kHeight - 8, batch, Frame::kHeight / 2, Frame::kHeight / 2);
+}
+
+// The perplexity above the tokens per second at the first batch; empty where no speed was measured.
+std::string plot(std::vector<EvalRow> rows) {
+  const double baseline = rows[0].found.full_perplexity;
+  std::erase_if(rows, [](const EvalRow& r) { return r.speed.empty(); });
+  if (rows.empty()) return {};
+  Frame f{.low = baseline, .high = baseline};
+  for (const EvalRow& r : rows) {
+    f.most_x = std::max(f.most_x, r.speed.front().tok_s());
+    f.low = std::min(f.low, r.found.perplexity), f.high = std::max(f.high, r.found.perplexity);
   }
-  const double base = y(rows[0].found.full_perplexity);
+  const double room = std::max(0.1 * (f.high - f.low), 1e-3 * f.high);
+  f.low -= room, f.high += room, f.most_x *= 1.1;
+  std::string out =
+      fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"perplexity against throughput\">\n",
+                  Frame::kWidth, Frame::kHeight) +
+      axes(f, rows[0].speed.front().batch);
+  const double base = f.y(baseline);
   out += fmt::format(
       "<line x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{2:.1f}\" y2=\"{1:.1f}\" class=\"baseline\"/>"
-      "<text x=\"{2:.1f}\" y=\"{3:.1f}\"> baseline</text>\n",
-      kLeft, base, kWidth - kRight, base - 4);
+      "<text x=\"{3:.1f}\" y=\"{4:.1f}\">baseline</text>\n",
+      Frame::kLeft, base, Frame::kWidth - Frame::kRight, Frame::kWidth - Frame::kRight + 6, base + 4);
+  // From the top down, each name no closer to the one before than a line.
+  std::stable_sort(rows.begin(), rows.end(),
+                   [](const EvalRow& a, const EvalRow& b) { return a.found.perplexity > b.found.perplexity; });
+  double least = 0;
   for (const EvalRow& r : rows) {
-    const double at = x(r.speed.front().tok_s()), height = y(r.found.perplexity);
+    const double at = f.x(r.speed.front().tok_s()), height = f.y(r.found.perplexity);
+    const double name = std::max(least, height - 6);
+    least = name + 14;
     out +=
         fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5\"/><text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n",
-                    at, height, at + 9, height + 4, escaped(name_of(r, rows)));
+                    at, height, at + 9, name, escaped(name_of(r, rows)));
   }
-  out += fmt::format(
-      "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">tokens/s at batch {}</text>\n"
-      "<text x=\"16\" y=\"{:.1f}\" transform=\"rotate(-90 16 {:.1f})\" text-anchor=\"middle\">"
-      "perplexity (lower is better)</text>\n</svg>\n",
-      (kLeft + kWidth - kRight) / 2, kHeight - 8, rows[0].speed.front().batch, kHeight / 2, kHeight / 2);
-  return out;
+  return out + "</svg>\n";
 }
 
 }  // namespace
@@ -185,18 +223,21 @@ std::string evaluation_html(const std::vector<EvalRow>& rows, const std::string&
   }
   return fmt::format(
       "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>Accuracy against throughput</title>\n"
-      "<style>body{{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem}}"
+      "<style>body{{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding:0 1rem}}"
       "table{{border-collapse:collapse;font-variant-numeric:tabular-nums}}td,th{{padding:.3rem "
       ".7rem;text-align:right;"
       "border-bottom:1px solid "
       "#8884}}td:first-child,th:first-child{{text-align:left}}svg{{max-width:100%;font-size:12px}}"
-      "svg text{{fill:currentColor}}.grid{{stroke:#8884}}.baseline{{stroke:#888;stroke-dasharray:4}}"
-      "circle{{fill:#2563eb}}:root{{color-scheme:light dark}}</style>\n"
+      "svg "
+      "text{{fill:currentColor;paint-order:stroke;stroke:Canvas;stroke-width:3px}}.grid{{stroke:#8884}}."
+      "baseline{{stroke:#888;stroke-dasharray:4}}"
+      "td{{white-space:nowrap}}div{{overflow-x:auto}}circle{{fill:#2563eb}}:root{{color-scheme:light "
+      "dark}}</style>\n"
       "<h1>Accuracy against throughput</h1>\n<p>{} tokens of {}, beside {} with perplexity {:.4f}.</p>\n{}"
-      "<table><thead><tr>{}</tr></thead><tbody>\n{}</tbody></table></html>\n",
+      "<div><table><thead><tr>{}</tr></thead><tbody>\n{}</tbody></table></div></html>\n",
       rows[0].found.tokens, escaped(data),
       escaped(baseline.empty() ? "the model with its cache in full" : baseline), rows[0].found.full_perplexity,
-      rows[0].speed.empty() ? std::string() : plot(rows), head, body);
+      plot(rows), head, body);
 }
 
 }  // namespace sluice::cli

@@ -2,17 +2,16 @@
 #include "quantize/quantize.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <system_error>
-#include <thread>
 #include <utility>
 
-#include "base/clock.h"
 #include "base/mapped_file.h"
 #include "cli/commands.h"
+#include "cli/progress_bar.h"
 #include "engine/make_engine.h"
 #include "engine/model_settings.h"
 #include "model/formats/gguf.h"
@@ -22,41 +21,6 @@
 
 namespace sluice::cli {
 namespace {
-
-// A bar with the time that is left, on a terminal; elsewhere a line for every tenth.
-class Bar {
- public:
-  void show(double done) {
-    const TimeNs now = now_ns();
-    const double past = double(now - start_) / 1e9, left = done > 0 ? past / done - past : 0;
-    if (!tty_) {
-      if (int(done * 10) <= tenths_) return;
-      tenths_ = int(done * 10);
-      fmt::print(stderr, "{:3.0f} % done, {} left\n", done * 100, span(left));
-    } else if (done >= 1 || now - last_ > 200'000'000) {
-      last_ = now;
-      const auto filled = size_t(done * kWidth);
-      fmt::print(stderr, "\r\033[K[{}{}] {:3.0f} %, {} left", std::string(filled, '#'),
-                 std::string(kWidth - filled, ' '), done * 100, span(left));
-    }
-    std::fflush(stderr);
-  }
-  void clear() const {
-    if (tty_) fmt::print(stderr, "\r\033[K");
-  }
-
- private:
-  static constexpr size_t kWidth = 40;
-  static std::string span(double seconds) {
-    const auto s = int64_t(seconds + 0.5);
-    return s >= 3600 ? fmt::format("{} h {:02} min", s / 3600, s / 60 % 60)
-                     : fmt::format("{}:{:02}", s / 60, s % 60);
-  }
-  const bool tty_ = isatty(STDERR_FILENO);
-  const TimeNs start_ = now_ns();
-  TimeNs last_ = 0;
-  int tenths_ = 0;
-};
 
 // Of a GGUF file, or of a folder's *.safetensors.
 uintmax_t weight_bytes(const std::string& model) {
@@ -69,8 +33,24 @@ uintmax_t weight_bytes(const std::string& model) {
   return bytes;
 }
 
-std::string_view text_of(const MappedFile& file) {
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+Error wrong(const char* flag, std::string message) {
+  return {ErrorCode::kInvalidArgument, std::move(message), flag};
+}
+
+// Whether a GGUF file is to be written, as OUT's name says.
+Result<bool> writes_gguf(const std::string& out) {
+  const auto ends = [&](std::string_view name) {
+    return name.size() >= 5 && std::equal(name.end() - 5, name.end(), ".gguf", [](char a, char b) {
+             return (a >= 'A' && a <= 'Z' ? char(a - 'A' + 'a') : a) == b;
+           });
+  };
+  std::string_view name = out;
+  while (name.size() > 1 && name.ends_with('/')) name.remove_suffix(1);
+  if (out.empty()) return wrong("output", "is empty; name a folder to make, or a file that ends in .gguf");
+  if (ends(name) && !out.ends_with(".gguf"))
+    return wrong("output",
+                 fmt::format("{}: a GGUF file ends in .gguf (in small letters), and a folder does not", out));
+  return ends(name);
 }
 
 Result<quantize::Settings> settings_of(const QuantizeOptions& options) {
@@ -80,34 +60,46 @@ Result<quantize::Settings> settings_of(const QuantizeOptions& options) {
     if (options.method == quantize::method_name(m)) s.method = m;
   s.all_targets = options.targets == "all";
   s.compensated = s.method == quantize::Method::fp8 && !options.calibration.empty();
-  if (s.layout.empty() && options.out.ends_with(".gguf")) s.layout = "gguf";
-  if ((s.layout == "gguf") != options.out.ends_with(".gguf"))
-    return Error{ErrorCode::kInvalidArgument, "a GGUF file ends in .gguf, and a folder does not", "output"};
-  Result<quantize::Observer> observer = quantize::parse_observer(options.observer);
+  const Result<bool> gguf = writes_gguf(options.out);
+  if (!gguf) return gguf.error();
+  if (s.layout.empty() && *gguf) s.layout = "gguf";
+  if ((s.layout == "gguf") != *gguf)
+    return wrong("output", fmt::format("{} with --layout {}: a GGUF file ends in .gguf, and a folder does not",
+                                       options.out, s.layout));
+  Result<quantize::Observer> observer = quantize::parse_observer(options.observer, options.observe_per);
   if (!observer) return observer.error();
   s.observer = *observer;
   return s;
 }
 
+// A text that a flag names, mapped.
+Result<MappedFile> text_file(const std::string& path, const char* flag) {
+  auto file = MappedFile::open(path);
+  if (!file) return Error{file.error().code, file.error().message, flag};
+  if (Status plain = quantize::check_text(file->text(), path, flag); !plain) return std::move(plain).error();
+  return file;
+}
+
 Result<quantize::Calibration> calibrate(const QuantizeOptions& options, const Tokenizer& tokenizer) {
-  auto file = MappedFile::open(options.calibration);
+  auto file = text_file(options.calibration, "calibration");
   if (!file) return std::move(file).error();
+  std::optional<MappedFile> judged;
+  if (!options.eval_data.empty()) {
+    auto opened = text_file(options.eval_data, "eval-data");
+    if (!opened) return std::move(opened).error();
+    judged = std::move(*opened);
+  }
   const quantize::CalibrationWish wish{
       .samples = options.samples,
       .sample_tokens = options.sample_tokens,
       .seed = options.seed,
       .tokenize = [&](std::string_view text) { return tokenizer.encode(text, true, false); }};
-  auto drawn = quantize::draw_samples(text_of(*file), options.calibration, wish);
-  if (!drawn || options.eval_data.empty()) return drawn;
-  auto judged = MappedFile::open(options.eval_data);
-  if (!judged) return std::move(judged).error();
-  if (Status plain = quantize::check_text(text_of(*judged), options.eval_data, "eval-data"); !plain)
-    return std::move(plain).error();
-  if (const auto passage = quantize::shared_passage(text_of(*judged), drawn->passages))
-    return Error{ErrorCode::kInvalidArgument,
+  auto drawn = quantize::draw_samples(file->text(), options.calibration, wish);
+  if (!drawn || !judged) return drawn;
+  if (const auto passage = quantize::shared_passage(judged->text(), drawn->passages))
+    return wrong("calibration",
                  fmt::format("{} shares a passage with {}, so figures from it would mean nothing: '{} …'",
-                             options.calibration, options.eval_data, passage->substr(0, 60)),
-                 "calibration"};
+                             options.calibration, options.eval_data, passage->substr(0, 60)));
   return drawn;
 }
 
@@ -124,6 +116,7 @@ Status check_effects(const QuantizeOptions& options, const quantize::Plan& plan)
       {"sample-tokens", calibrated},
       {"seed", calibrated},
       {"observer", method == Method::int8},
+      {"observe-per", method == Method::int8},
       {"smoothing", method == Method::int8},
       {"damping", method == Method::gptq || plan.settings.compensated},
       {"clip", method == Method::awq}};
@@ -135,21 +128,47 @@ Status check_effects(const QuantizeOptions& options, const quantize::Plan& plan)
   return {};
 }
 
-Status run(const Config& config, const QuantizeOptions& options) {
-  auto settings = settings_of(options);
-  if (!settings) return settings.error();
-  auto checkpoint = open_checkpoint(config.model.path);
-  if (!checkpoint) return std::move(checkpoint).error();
-  auto plan = quantize::make_plan(**checkpoint, *settings);
-  if (!plan) return plan.error();
-  if (Status effects = check_effects(options, *plan); !effects) return effects;
+// Errors of kInvalidArgument are of flags that do not go together; others are the model's.
+Result<quantize::Plan> plan_of(const QuantizeOptions& options, const quantize::Settings& settings,
+                               const Checkpoint& checkpoint) {
+  auto plan = quantize::make_plan(checkpoint, settings);
+  if (!plan) return plan;
+  if (Status effects = check_effects(options, *plan); !effects) return std::move(effects).error();
   if (plan->calibrated() && options.calibration.empty())
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("{} needs a text to measure activations on", options.method), "calibration"};
-  auto vocabulary = read_vocabulary(**checkpoint);
+    return wrong("calibration",
+                 fmt::format("{} needs a text to measure activations on; name a file", options.method));
+  return plan;
+}
+
+// Of the result, besides weights; says on stderr where it will know no text.
+void add_tokenizer(quantize::Job& job, const Result<VocabularyData>& vocabulary) {
+  const GgufFile* gguf = job.checkpoint.gguf();
+  if (job.plan.layout == quantize::Layout::gguf) return;
+  auto json = vocabulary ? Result<std::string>("") : Result<std::string>(vocabulary.error());
+  if (gguf && vocabulary) json = tokenizer_json_from(*vocabulary);
+  if (!json) {
+    fmt::print(stderr, "no tokenizer is written, so the result serves token ids alone: {}\n",
+               json.error().message);
+    return;
+  }
+  if (!gguf) return;  // its files are copied
+  job.tokenizer_json = std::move(*json);
+  job.tokenizer_config =
+      tokenizer_config_from(*vocabulary, gguf->string("tokenizer.chat_template").value_or(""));
+}
+
+void print_outcome(const std::string& model, const std::string& out) {
+  const double before = double(weight_bytes(model)), after = double(weight_bytes(out));
+  fmt::print(stderr, "{}: {:.1f} MB of weights, {:.0f} % of {}'s {:.1f} MB\n", out, after / 1e6,
+             100 * after / std::max(before, 1.0), model, before / 1e6);
+}
+
+Status run(const Config& config, const QuantizeOptions& options, const Checkpoint& checkpoint,
+           const quantize::Plan& plan) {
+  auto vocabulary = read_vocabulary(checkpoint);
   std::optional<quantize::Calibration> calibration;
-  quantize::Job job{.checkpoint = **checkpoint, .plan = *plan, .out = options.out};
-  if (plan->calibrated()) {
+  quantize::Job job{.checkpoint = checkpoint, .plan = plan, .out = options.out};
+  if (plan.calibrated()) {
     if (!vocabulary) return vocabulary.error();
     auto tokenizer = Tokenizer::create(*vocabulary);
     if (!tokenizer) return std::move(tokenizer).error();
@@ -160,44 +179,46 @@ Status run(const Config& config, const QuantizeOptions& options) {
     fmt::print(stderr, "calibration: {} samples, {} tokens ({})\n", calibration->samples.size(),
                calibration->tokens, calibration->strata);
   }
-  if ((*checkpoint)->gguf() && plan->layout != quantize::Layout::gguf) {
-    auto json = vocabulary ? tokenizer_json_from(*vocabulary) : Result<std::string>(vocabulary.error());
-    if (json) {
-      job.tokenizer_json = std::move(*json);
-      job.tokenizer_config = tokenizer_config_from(
-          *vocabulary, (*checkpoint)->gguf()->string("tokenizer.chat_template").value_or(""));
-    } else {
-      fmt::print(stderr, "no tokenizer is written: {}\n", json.error().message);
-    }
-  }
+  add_tokenizer(job, vocabulary);
   auto backend = make_backend("cpu", config.model.cpu);
   if (!backend) return std::move(backend).error();
   job.threads = std::max(1, (*backend)->info().threads);
-  if (plan->grid.group && plan->grid.group != options.settings.group)
-    fmt::print(stderr, "groups of {} columns\n", plan->grid.group);
-  for (const std::string& kept : plan->kept)
+  if (plan.grid.group && plan.grid.group != options.settings.group)
+    fmt::print(stderr, "groups of {} columns\n", plan.grid.group);
+  for (const std::string& kept : plan.kept)
     fmt::print(stderr, "{} stays as it is: 32 does not divide its columns, or 8 its rows\n", kept);
-  Bar bar;
+  ProgressBar bar;
   job.progress = [&](double done) { bar.show(done); };
+  job.resumes = [&](int layer) {
+    fmt::print(stderr, "an interrupted run goes on at layer {} of {}\n", layer, checkpoint.spec().layers);
+  };
   Status done = quantize::quantize_model(job, **backend);
   bar.clear();
-  if (done) {
-    const double before = double(weight_bytes((*checkpoint)->path())),
-                 after = double(weight_bytes(options.out));
-    fmt::print(stderr, "{}: {:.1f} MB of weights, {:.0f} % of {}'s {:.1f} MB\n", options.out, after / 1e6,
-               100 * after / std::max(before, 1.0), (*checkpoint)->path(), before / 1e6);
-  }
+  if (done) print_outcome(checkpoint.path(), options.out);
   return done;
+}
+
+int refused(const Error& error) {
+  if (error.field.empty()) return failure(error);
+  return failure(fmt::format("--{}: {}", error.field, error.message));
+}
+
+int refused_use(const Error& error) {
+  const int status = refused(error);
+  return error.code == ErrorCode::kInvalidArgument ? kExitWrongUse : status;
 }
 
 }  // namespace
 
 int quantize_command(const Config& config, const QuantizeOptions& options) {
-  Status done = run(config, options);
-  if (done) return 0;
-  const Error& error = done.error();
-  if (error.field.empty()) return failure(error);
-  return failure(fmt::format("--{}: {}", error.field, error.message));
+  const auto settings = settings_of(options);
+  if (!settings) return refused_use(settings.error());
+  const auto checkpoint = open_checkpoint(config.model.path);
+  if (!checkpoint) return refused(checkpoint.error());
+  const auto plan = plan_of(options, *settings, **checkpoint);
+  if (!plan) return refused_use(plan.error());
+  const Status done = run(config, options, **checkpoint, *plan);
+  return done ? 0 : refused(done.error());
 }
 
 }  // namespace sluice::cli

@@ -1,14 +1,15 @@
-// What a precision of keys and values costs in quality: a text is computed twice side by side, with the cache
-// in full precision and with the wished one, and the distributions of each next token are compared. Blocks are
-// converted by the very table and pool that serve; a step is one block, so each row sees its own block in full
-// precision and all older ones as the policy has them, as while decoding. Where decode is sparse a step is one
-// row. On ref/ full precision is float32, and bf16 beside it what a CPU keeps: half precision. Two models are
-// compared in the same way.
+// What a precision of keys and values, or of weights, costs in quality: a text is computed side by side by a
+// baseline with its cache in full precision and by models with the wished ones, and the distributions of each
+// next token are compared. Blocks are converted by the very table and pool that serve; a step is one block, so
+// each row sees its own block in full precision and all older ones as the policy has them, as while decoding.
+// Where decode is sparse a step is one row. On ref/ full precision is float32, and bf16 beside it what a CPU
+// keeps: half precision.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "base/result.h"
 #include "engine/kv_settings.h"
@@ -29,25 +30,28 @@ struct KvEvaluation {
 };
 
 struct KvEvaluationWish {
-  KvSettings kv;
   int block_tokens = 64;  // with tiers and without
   int window_tokens = 0;  // the text is cut into contexts of so many tokens, each computed from its start
   int32_t first_id = -1;  // begins each context; -1: none does
   std::function<void(double)> progress{};  // 0..1
 };
 
+// `backend` has packed the weights and serves nothing but evaluated models: one on a card, whose attention
+// knows one pool; elsewhere as many as share these weights.
 struct EvaluatedModel {
   const ModelSpec& spec;
   const Weights& weights;
+  Backend& backend;
+  KvSettings kv{};
 };
 
-// `wished` with the wished cache beside `full` with the cache in full; both packed by `backend`, which serves
-// nothing else. Errors: as below; vocabularies of two sizes.
-Result<KvEvaluation> compare_models(const EvaluatedModel& full, const EvaluatedModel& wished, Backend& backend,
-                                    std::span<const int32_t> ids, const KvEvaluationWish& wish);
-
-// `ids` is the text without special tokens. Errors: what the device cannot do, too little memory.
-Result<KvEvaluation> evaluate_kv(const ModelSpec& spec, const Weights& weights, Backend& backend,
-                                 std::span<const int32_t> ids, const KvEvaluationWish& wish);
+// Each of `wished` with its cache beside `full` with its cache in full (whatever its `kv`), which is computed
+// once. `ids` is the text without special tokens. One result for each of `wished`; errors: what the device
+// cannot do, too little memory, another vocabulary, a model that computes no numbers. The whole fails where
+// `full` does, or the text has no two tokens.
+Result<std::vector<Result<KvEvaluation>>> compare_models(const EvaluatedModel& full,
+                                                         std::span<const EvaluatedModel> wished,
+                                                         std::span<const int32_t> ids,
+                                                         const KvEvaluationWish& wish);
 
 }  // namespace sluice

@@ -33,6 +33,15 @@ std::string kind_of(std::string_view text) {
   return 2 * code > lines ? "code" : 2 * list > lines ? "list" : "prose";
 }
 
+// Whether the first line that is not blank is an object with a text.
+bool begins_as_jsonl(std::string_view bytes) {
+  const size_t begin = bytes.find_first_not_of(" \t\r\n");
+  if (begin == std::string_view::npos || bytes[begin] != '{') return false;
+  bytes.remove_prefix(begin);
+  const Result<JsonValues> values = JsonValues::parse(bytes.substr(0, bytes.find('\n')), "");
+  return values && values->string("text");
+}
+
 Result<std::vector<Document>> read_jsonl(std::string_view bytes, const std::string& path) {
   std::vector<Document> out;
   for (int number = 1; !bytes.empty(); ++number) {
@@ -41,7 +50,7 @@ Result<std::vector<Document>> read_jsonl(std::string_view bytes, const std::stri
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     const std::string at = fmt::format("{}: line {}", path, number);
     Result<JsonValues> values = JsonValues::parse(line, at);
-    if (!values) return values.error();
+    if (!values) return Error{values.error().code, values.error().message, "calibration"};
     const auto text = values->string("text");
     if (!text)
       return Error{ErrorCode::kInvalidArgument, fmt::format("{}: key 'text' is expected", at), "calibration"};
@@ -137,7 +146,7 @@ Status check_text(std::string_view bytes, const std::string& path, const char* f
 
 Result<std::vector<Document>> read_documents(std::string_view bytes, const std::string& path) {
   if (Status text = check_text(bytes, path, "calibration"); !text) return std::move(text).error();
-  if (path.ends_with(".jsonl")) return read_jsonl(bytes, path);
+  if (path.ends_with(".jsonl") || begins_as_jsonl(bytes)) return read_jsonl(bytes, path);
   return cut_text(bytes);
 }
 

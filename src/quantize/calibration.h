@@ -20,9 +20,9 @@ struct Document {
 // Error: `bytes` are not UTF-8, or hold a zero (as UTF-16 does); `field` is the flag that named the file.
 Status check_text(std::string_view bytes, const std::string& path, const char* field);
 
-// A file whose name ends in .jsonl: an object a line with "text" and perhaps "kind". Else UTF-8 text, cut at
-// blank lines into pieces of a thousand bytes or more. `path` serves messages. Errors: check_text's; a line
-// that is no such object.
+// JSON lines, an object a line with "text" and perhaps "kind", where the first line is one or the name ends in
+// .jsonl. Else UTF-8 text, cut at blank lines into pieces of a thousand bytes or more. `path` serves messages.
+// Errors: check_text's; a line that is no such object.
 Result<std::vector<Document>> read_documents(std::string_view bytes, const std::string& path);
 
 struct CalibrationWish {

@@ -45,6 +45,12 @@ std::string compressed_config(const Plan& plan, std::vector<std::string> kept) {
 
 }  // namespace
 
+Error quantized_already(const std::string& file, const char* key) {
+  return {ErrorCode::kUnsupported,
+          fmt::format("{}: key {}: this model is quantized already; give the one that it was made from", file,
+                      shown(key))};
+}
+
 std::string quantization_config(const Plan& plan, const LinearNames& names) {
   const std::vector<std::string>& kept = names.kept;
   switch (plan.layout) {
@@ -60,8 +66,11 @@ std::string quantization_config(const Plan& plan, const LinearNames& names) {
       if (!kept.empty()) blocks = fmt::format(R"(, "modules_in_block_to_quantize": [{}])", blocks);
       return fmt::format(
           R"({{"quant_method": "gptq", "bits": {}, "group_size": {}, "desc_act": false, "sym": false, )"
-          R"("checkpoint_format": "gptq", "damp_percent": {}{}}})",
-          plan.settings.bits, plan.grid.group, plan.settings.damping, kept.empty() ? "" : blocks);
+          R"("checkpoint_format": "gptq"{}{}}})",
+          plan.settings.bits, plan.grid.group,
+          plan.settings.method == Method::gptq ? fmt::format(R"(, "damp_percent": {})", plan.settings.damping)
+                                               : "",
+          kept.empty() ? "" : blocks);
     }
     case Layout::fp8:
       return fmt::format(
@@ -81,11 +90,7 @@ Result<std::string> extended_config(const std::string& config, const std::string
   Result<JsonValues> values = JsonValues::parse(config, path);
   if (!values) return values.error();
   for (const char* key : {"quantization_config", "text_config.quantization_config", "sluice_quantization"})
-    if (values->has(key))
-      return Error{
-          ErrorCode::kUnsupported,
-          fmt::format("{}: key {}: this model is quantized already; give the one that it was made from", path,
-                      shown(key))};
+    if (values->has(key)) return quantized_already(path, key);
   const size_t brace = config.rfind('}');
   CHECK(brace != std::string::npos, "parsed as an object");
   std::string out = config.substr(0, brace);

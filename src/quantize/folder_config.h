@@ -16,6 +16,9 @@ struct LinearNames {
   std::vector<std::vector<std::string>> quantized;
 };
 
+// What is said of a model whose `file` has such a `key`.
+Error quantized_already(const std::string& file, const char* key);
+
 // The value of "quantization_config" as the layout's readers expect it.
 std::string quantization_config(const Plan& plan, const LinearNames& names);
 

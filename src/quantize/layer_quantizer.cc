@@ -31,7 +31,7 @@ class Layer {
         if (plan_.kept.contains(slot)) continue;
         Quantized made = quantized(group, slot);
         if (const auto* m = std::get_if<IntegerMatrix>(&made))
-          if (!std::all_of(m->scale.begin(), m->scale.end(), [](float s) { return std::isfinite(s); }))
+          if (first_not_finite(m->scale))
             return Error{
                 ErrorCode::kUnsupported,
                 fmt::format("{}: tensor {} has values too large for {} bits, whose scales are f16: "
@@ -158,11 +158,10 @@ class Layer {
 
 Status check_finite(const Checkpoint& checkpoint, const std::string& slot, int64_t row,
                     std::span<const float> values) {
-  for (const float v : values)
-    if (!std::isfinite(v))
-      return Error{ErrorCode::kCorrupt, fmt::format("{}: tensor {} holds {} in row {}; the model is damaged",
-                                                    checkpoint.path(), shown(slot), v, row)};
-  return {};
+  const std::optional<float> bad = first_not_finite(values);
+  if (!bad) return {};
+  return Error{ErrorCode::kCorrupt, fmt::format("{}: tensor {} holds {} in row {}; the model is damaged",
+                                                checkpoint.path(), shown(slot), *bad, row)};
 }
 
 Result<Matrix> read_tensor(const Checkpoint& checkpoint, const std::string& slot) {

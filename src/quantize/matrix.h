@@ -1,7 +1,10 @@
 // A matrix in host memory, as weights and activations pass through the methods.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -16,5 +19,11 @@ struct Matrix {
   std::span<float> row(int64_t r) { return {values.data() + r * cols, size_t(cols)}; }
   std::span<const float> row(int64_t r) const { return {values.data() + r * cols, size_t(cols)}; }
 };
+
+// The first that is NaN or infinite.
+inline std::optional<float> first_not_finite(std::span<const float> values) {
+  const auto at = std::find_if(values.begin(), values.end(), [](float v) { return !std::isfinite(v); });
+  return at == values.end() ? std::nullopt : std::optional(*at);
+}
 
 }  // namespace sluice::quantize

@@ -211,7 +211,7 @@ TEST(Float8, KeepsFourSignificantBitsOfEachBlock) {
 
 TEST_F(Methods, ObserversSeeARangeEachInTheirWay) {
   const auto range = [&](const char* observer) {
-    Statistics s(1, *parse_observer(observer), false);
+    Statistics s(1, *parse_observer(observer, "channel"), false);
     for (const float outlier : {4.0f, 100.0f}) {
       Matrix x(100, 1);
       for (size_t i = 0; i < 100; i++) x.values[i] = float(i) / 100;
@@ -226,9 +226,45 @@ TEST_F(Methods, ObserversSeeARangeEachInTheirWay) {
   EXPECT_THAT(range("percentile:99"), ElementsAre(testing::FloatNear(0.99f, 0.99f / 32)));
   // Over all samples: one number of 200 is above it, though that is the largest of its sample.
   EXPECT_THAT(range("percentile:99.5"), ElementsAre(testing::FloatNear(4, 4.0f / 32)));
-  EXPECT_EQ(parse_observer("percentile:99.5")->name(), "percentile:99.5");
-  EXPECT_FALSE(parse_observer("percentile:200").ok());
-  EXPECT_FALSE(parse_observer("median").ok());
+}
+
+TEST_F(Methods, ChannelsMayHaveARangeTogether) {
+  // Channel c of five ranges to c + 1, but for one number: 100 in the last channel of the first sample.
+  const auto range = [&](const char* observer, const char* unit) {
+    Statistics s(5, *parse_observer(observer, unit), false);
+    for (const float outlier : {100.0f, 5.0f}) {
+      Matrix x(100, 5);
+      for (int64_t r = 0; r < 100; r++)
+        for (int64_t c = 0; c < 5; c++) x.row(r)[size_t(c)] = float(c + 1) * float(r + 1) / 100;
+      x.row(3)[4] = -outlier;
+      s.add({x.values.data(), DType::f32, 100, 5, 5}, products_);
+    }
+    s.finish();
+    return s.range();
+  };
+  EXPECT_THAT(range("minmax", "channel"), ElementsAre(1, 2, 3, 4, 100));
+  EXPECT_THAT(range("minmax", "group:2"), ElementsAre(2, 2, 4, 4, 100)) << "the last group is shorter";
+  EXPECT_THAT(range("minmax", "tensor"), ElementsAre(100, 100, 100, 100, 100));
+  EXPECT_THAT(range("moving-average", "group:2"), ElementsAre(2, 2, 4, 4, testing::FloatNear(90.5f, 1e-4f)));
+  EXPECT_THAT(range("percentile:50", "tensor"), testing::Each(testing::FloatNear(1.15f, 0.1f)))
+      << "half of all thousand numbers";
+  EXPECT_THAT(range("percentile:99.5", "group:4")[4], testing::FloatNear(5, 5.0f / 32))
+      << "of 200, not of 1000";
+}
+
+TEST(ObserverOf, NamesWhatItWasMadeFrom) {
+  for (const char* text : {"minmax", "moving-average", "percentile:99.5"})
+    for (const char* unit : {"channel", "group:64", "tensor"}) {
+      const auto observer = parse_observer(text, unit);
+      ASSERT_TRUE(observer.ok()) << text << unit;
+      EXPECT_EQ(observer->name(), text);
+      EXPECT_EQ(observer->unit(), unit);
+    }
+  EXPECT_EQ(parse_observer("minmax", "group")->unit(), "group:128");
+  for (const char* text : {"median", "percentile:200", "percentile:", "percentile:9x", ""})
+    EXPECT_EQ(parse_observer(text, "channel").error().field, "observer") << text;
+  for (const char* unit : {"row", "group:1", "group:", "group:2.5", "group:64k", "groups:64", ""})
+    EXPECT_EQ(parse_observer("minmax", unit).error().field, "observe-per") << unit;
 }
 
 }  // namespace

@@ -94,9 +94,7 @@ Result<std::unique_ptr<Output>> Output::open(const Checkpoint& checkpoint, const
     if (Status s = write_whole_file(stamp, identity); !s) return std::move(s).error();
     return output;
   }
-  const std::string text =
-      old ? std::string(reinterpret_cast<const char*>(old->bytes().data()), old->bytes().size())
-          : std::string();
+  const std::string_view text = old ? old->text() : std::string_view();
   if (text != identity)
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("{}: is the beginning of another model or of other settings ({}); remove it to "
@@ -267,11 +265,7 @@ Status Output::finish(const Companions& companions) {
 // config_from_numbers, and a GGUF file that is quantized already by this program.
 Result<std::string> Output::config(const std::string& members) const {
   if (const GgufFile* gguf = checkpoint_.gguf()) {
-    if (gguf->string(kMetadataGgufKey))
-      return Error{
-          ErrorCode::kUnsupported,
-          fmt::format("{}: key {}: this model is quantized already; give the one that it was made from",
-                      checkpoint_.path(), kMetadataGgufKey)};
+    if (gguf->string(kMetadataGgufKey)) return quantized_already(checkpoint_.path(), kMetadataGgufKey);
     if (plan_.layout == Layout::gguf) return std::string();
     auto scaled = spec_of_config(checkpoint_);
     if (!scaled) return std::move(scaled).error();

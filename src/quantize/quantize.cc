@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <system_error>
 #include <utility>
@@ -30,11 +29,11 @@ class Flow {
     flow.runner_ = std::move(*runner);
     if (job.calibration)
       for (const auto& ids : job.calibration->samples) {
-        flow.residuals_.push_back(flow.runner_->embed(ids));
-        if (!finite(flow.residuals_.back()))
-          return Error{ErrorCode::kCorrupt, fmt::format("{}: tensor token_embd.weight holds NaN or infinite "
-                                                        "numbers; the model is damaged",
-                                                        job.checkpoint.path())};
+        const Matrix& rows = flow.residuals_.emplace_back(flow.runner_->embed(ids));
+        for (size_t i = 0; i < ids.size(); i++)
+          if (Status finite = check_finite(job.checkpoint, "token_embd.weight", ids[i], rows.row(int64_t(i)));
+              !finite)
+            return std::move(finite).error();
       }
     return flow;
   }
@@ -50,11 +49,10 @@ class Flow {
         if (!statistics) return;
         if (const auto at = statistics->find(input); at != statistics->end()) at->second.add(x, products);
       });
-      if (!finite(copy))
-        return Error{ErrorCode::kCorrupt,
-                     fmt::format("{}: layer {} computes NaN or infinite numbers; the model "
-                                 "is damaged",
-                                 path_, layer)};
+      if (first_not_finite(copy.values))
+        return Error{
+            ErrorCode::kCorrupt,
+            fmt::format("{}: layer {} computes NaN or infinite numbers; the model is damaged", path_, layer)};
       if (!statistics || keeps_) residuals_[i] = std::move(copy);
       progress(double(i + 1) / double(residuals_.size()));
     }
@@ -65,10 +63,6 @@ class Flow {
   void keep_first_pass(bool keeps) { keeps_ = keeps; }
 
  private:
-  static bool finite(const Matrix& m) {
-    return std::all_of(m.values.begin(), m.values.end(), [](float v) { return std::isfinite(v); });
-  }
-
   std::string path_;
   std::unique_ptr<LayerRunner> runner_;
   std::vector<Matrix> residuals_;
@@ -110,7 +104,7 @@ Facts facts_of(const Calibration& c, const Observer& observer) {
           {"tokens", fmt::to_string(c.tokens)},
           {"strata", json_text(c.strata)},
           {"observer", json_text(observer.name())},
-          {"observed", "\"channel\""}};
+          {"observed", json_text(observer.unit())}};
 }
 
 // The files that a model is read from, with sizes and times: another model may come to lie under the same path.
@@ -179,10 +173,12 @@ Status quantize_model(const Job& job, Backend& backend) {
   const bool quantized_inputs = job.plan.settings.method == Method::gptq;
   flow->keep_first_pass(!quantized_inputs);
   Products products(backend, 256);
+  if (first > 0 && job.resumes) job.resumes(first);
   for (int layer = first; layer < layers; layer++) {
     const auto progress = [&](double part) {
-      if (job.progress) job.progress((double(layer - first) + part) / double(std::max(1, layers - first)));
+      if (job.progress) job.progress((double(layer) + part) / double(layers));
     };
+    progress(0);
     LayerStatistics statistics = statistics_for(job.plan, job.checkpoint.spec());
     if (job.calibration)
       if (Status s = flow->pass(layer, {}, &statistics, products, [&](double p) { progress(0.5 * p); }); !s)

@@ -17,7 +17,8 @@ struct Job {
   std::string out;                                   // a folder, or a file *.gguf
   std::string tokenizer_json{}, tokenizer_config{};  // of a folder from a GGUF file
   int threads = 1;
-  std::function<void(double)> progress{};  // 0..1, of the work that this run does
+  std::function<void(double)> progress{};  // 0..1 of the layers
+  std::function<void(int)> resumes{};      // called with the layer at which an interrupted run goes on
 };
 
 // In memory: one layer, what its calibration keeps, and the samples' residuals. A run that was interrupted goes

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdlib>
+#include <optional>
 
 namespace sluice::quantize {
 namespace {
@@ -16,6 +17,18 @@ constexpr uint32_t kBins = 1024, kBinShift = 23 - 5, kFirstBin = (127 - 16) << 5
 size_t bin_of(float size) {
   const uint32_t upper = std::bit_cast<uint32_t>(size) >> kBinShift;
   return std::clamp(upper, kFirstBin, kFirstBin + kBins - 1) - kFirstBin;
+}
+
+constexpr int kGroup = 128;
+
+// What stands behind the sign, and is a number to the end.
+std::optional<double> number_behind(const std::string& text, char sign) {
+  const size_t at = text.find(sign);
+  if (at == std::string::npos) return {};
+  const char* begin = text.c_str() + at + 1;
+  char* end = nullptr;
+  const double number = std::strtod(begin, &end);
+  return end != begin && *end == 0 ? std::optional(number) : std::nullopt;
 }
 
 float bin_end(size_t bin) { return std::bit_cast<float>((uint32_t(bin) + kFirstBin + 1) << kBinShift); }
@@ -34,25 +47,43 @@ std::string Observer::name() const {
   return "?";
 }
 
-Result<Observer> parse_observer(const std::string& text) {
-  if (text == "minmax") return Observer{Observer::Kind::minmax};
-  if (text == "moving-average") return Observer{Observer::Kind::moving_average};
-  if (text == "percentile") return Observer{Observer::Kind::percentile};
-  if (text.starts_with("percentile:")) {
-    const char* begin = text.c_str() + 11;
-    char* end = nullptr;
-    const double p = std::strtod(begin, &end);
-    if (end != begin && *end == 0 && p >= 50 && p <= 100) return Observer{Observer::Kind::percentile, p};
+std::string Observer::unit() const {
+  return together == 1 ? "channel" : together == 0 ? "tensor" : fmt::format("group:{}", together);
+}
+
+Result<Observer> parse_observer(const std::string& text, const std::string& unit) {
+  Observer out;
+  if (text == "moving-average") {
+    out.kind = Observer::Kind::moving_average;
+  } else if (text == "percentile" || text.starts_with("percentile:")) {
+    out.kind = Observer::Kind::percentile;
+    if (text != "percentile") out.percentile = number_behind(text, ':').value_or(0);
   }
-  return Error{ErrorCode::kInvalidArgument,
-               fmt::format("expected minmax, moving-average or percentile[:50 - 100], got '{}'", text),
-               "observer"};
+  if ((text != "minmax" && out.kind == Observer::Kind::minmax) || out.percentile < 50 || out.percentile > 100)
+    return Error{ErrorCode::kInvalidArgument,
+                 fmt::format("expected minmax, moving-average or percentile[:50 - 100], got '{}'", text),
+                 "observer"};
+  if (unit == "tensor") {
+    out.together = 0;
+  } else if (unit != "channel") {
+    const double columns = unit == "group" ? kGroup : number_behind(unit, ':').value_or(0);
+    if (!(unit == "group" || unit.starts_with("group:")) || columns < 2 || columns > 65536 ||
+        columns != std::floor(columns))
+      return Error{ErrorCode::kInvalidArgument,
+                   fmt::format("expected channel, group[:2 - 65536] or tensor, got '{}'", unit), "observe-per"};
+    out.together = int64_t(columns);
+  }
+  return out;
 }
 
 Statistics::Statistics(int64_t columns, const Observer& observer, bool hessian)
-    : observer_(observer), sum_(size_t(columns)), range_(size_t(columns)), keeps_hessian_(hessian) {
+    : observer_(observer),
+      together_(observer.together > 0 ? observer.together : columns),
+      sum_(size_t(columns)),
+      range_(size_t((columns + together_ - 1) / together_)),
+      keeps_hessian_(hessian) {
   if (hessian) hessian_ = Matrix(columns, columns);
-  if (observer.kind == Observer::Kind::percentile) counts_.resize(size_t(columns) * kBins);
+  if (observer.kind == Observer::Kind::percentile) counts_.resize(range_.size() * kBins);
 }
 
 void Statistics::add(const Tensor& x, Products& products) {
@@ -68,18 +99,20 @@ void Statistics::add(const Tensor& x, Products& products) {
 }
 
 void Statistics::observe(const Matrix& columns) {
-  std::vector<float> sizes(size_t(columns.cols));
+  std::vector<float> sizes(size_t(columns.cols)), largest(range_.size());
   for (int64_t c = 0; c < columns.rows; c++) {
+    const auto unit = size_t(c / together_);
     for (size_t i = 0; i < sizes.size(); i++) sizes[i] = std::fabs(columns.row(c)[i]);
     for (const float s : sizes) sum_[size_t(c)] += double(s);
-    float& range = range_[size_t(c)];
-    const float largest = *std::max_element(sizes.begin(), sizes.end());
+    largest[unit] = std::max(largest[unit], *std::max_element(sizes.begin(), sizes.end()));
     if (!counts_.empty())
-      for (const float s : sizes) ++counts_[size_t(c) * kBins + bin_of(s)];
+      for (const float s : sizes) ++counts_[unit * kBins + bin_of(s)];
+  }
+  for (size_t u = 0; u < range_.size(); u++) {
     if (observer_.kind != Observer::Kind::moving_average || samples_ == 0)
-      range = std::max(range, largest);
+      range_[u] = std::max(range_[u], largest[u]);
     else
-      range = float(observer_.momentum * double(range) + (1 - observer_.momentum) * double(largest));
+      range_[u] = float(observer_.momentum * double(range_[u]) + (1 - observer_.momentum) * double(largest[u]));
   }
   ++samples_;
 }
@@ -90,18 +123,22 @@ std::vector<float> Statistics::mean() const {
   return out;
 }
 
-// The end of the bin in which that share of the channel's numbers is reached, but no more than the largest.
-float Statistics::percentile(int64_t channel) const {
-  const uint32_t* counts = counts_.data() + channel * kBins;
-  const auto wanted = int64_t(std::ceil(observer_.percentile / 100 * double(rows_)));
+// The end of the bin in which that share of the unit's numbers is reached, but no more than the largest.
+float Statistics::percentile(int64_t unit) const {
+  const uint64_t* counts = counts_.data() + unit * kBins;
+  const int64_t channels = std::min(together_, int64_t(sum_.size()) - unit * together_);
+  const auto wanted = uint64_t(std::ceil(observer_.percentile / 100 * double(rows_ * channels)));
   size_t bin = 0;
-  for (int64_t seen = counts[0]; seen < wanted && bin + 1 < kBins; seen += counts[bin]) ++bin;
-  return std::min(bin + 1 < kBins ? bin_end(bin) : range_[size_t(channel)], range_[size_t(channel)]);
+  for (uint64_t seen = counts[0]; seen < wanted && bin + 1 < kBins; seen += counts[bin]) ++bin;
+  return std::min(bin + 1 < kBins ? bin_end(bin) : range_[size_t(unit)], range_[size_t(unit)]);
 }
 
 void Statistics::finish() {
   if (!counts_.empty())
-    for (int64_t c = 0; c < int64_t(range_.size()); c++) range_[size_t(c)] = percentile(c);
+    for (int64_t u = 0; u < int64_t(range_.size()); u++) range_[size_t(u)] = percentile(u);
+  std::vector<float> of_channels(sum_.size());
+  for (size_t c = 0; c < of_channels.size(); c++) of_channels[c] = range_[c / size_t(together_)];
+  range_ = std::move(of_channels);
   for (float& h : hessian_.values) h /= float(std::max<int64_t>(rows_, 1));
 }
 
