@@ -29,11 +29,12 @@ class Collector:
 
     def __init__(self, folder, settings=None):
         agent = next(p for p in rotel.__path__) + "/rotel-agent"
-        self.port = free_port()
+        self.port, grpc_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        self.url_of = {"http/protobuf": self.url, "grpc": f"http://127.0.0.1:{grpc_port}"}
         self.process = subprocess.Popen(
             [agent, "start", *([] if settings else ["--exporter", "blackhole"]), "--debug-log", "traces", "--debug-log-verbosity", "detailed",
-             "--otlp-http-endpoint", f"127.0.0.1:{self.port}", "--otlp-grpc-endpoint", f"127.0.0.1:{free_port()}",
+             "--otlp-http-endpoint", f"127.0.0.1:{self.port}", "--otlp-grpc-endpoint", f"127.0.0.1:{grpc_port}",
              "--batch-timeout", "10ms", "--pid-file", folder / "rotel.pid", "--log-file", folder / "rotel.log"],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **(settings or {})})
         self.lines, self.changed = [], threading.Condition()
@@ -105,8 +106,10 @@ def nanoseconds(span):
     return int(span["Start time"]), int(span["End time"])
 
 
-def test_a_request_is_one_tree_in_its_callers_trace(start, collector, monkeypatch):
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_a_request_is_one_tree_in_its_callers_trace(start, collector, monkeypatch, protocol):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url_of[protocol])
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=lab")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
@@ -176,6 +179,23 @@ def test_slow_requests_are_kept(start, collector):
     assert server.post(CHAT, ASK)[0] == 200
     [root] = [s for s in collector.spans(1) if s["Kind"] == "SPAN_KIND_SERVER"]
     assert root["attributes"]["sluice.kept_by"] == "slow"
+
+
+def test_by_grpc_an_export_may_be_larger_than_the_collectors_window(start, collector):
+    server = start(SMOLLM2, "--set", f"tracing.endpoint={collector.url_of['grpc']}", "--set", "tracing.protocol=grpc", "--set", "tracing.sample_ratio=1",
+                   "--set", "tracing.export_interval_ms=60000")
+    for _ in range(80):
+        assert server.post(CHAT, {**ASK, "max_tokens": 1})[0] == 200
+    assert server.stop()[0] == 0  # what waits is sent now, at once: over the 64 KiB that HTTP/2 grants at first
+    assert len({s["Trace ID"] for s in collector.spans(80)}) == 80
+
+
+def test_the_other_port_of_a_collector_is_refused_with_a_hint(start, collector):
+    server = start(SMOLLM2, "--set", f"tracing.endpoint={collector.url}", "--set", "tracing.protocol=grpc", "--set", "tracing.sample_ratio=1",
+                   "--set", "tracing.export_interval_ms=1")
+    assert server.post(CHAT, ASK)[0] == 200
+    status, log = server.stop()
+    assert status == 0 and "is this its gRPC port?" in log
 
 
 def test_a_collector_that_is_away_is_told_of_once_and_stops_nothing(start):

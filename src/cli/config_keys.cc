@@ -288,9 +288,11 @@ const Key kKeys[] = {
      "none."},
 
     {"tracing.endpoint", "observe", "", SLOT(server.tracing.endpoint), 0, 0, "",
-     "OTLP/HTTP port of an OpenTelemetry collector, http://HOST[:PORT][/PATH], that gets the traces of "
-     "requests; the "
-     "port is 4318 and the path /v1/traces where none is given. Empty: no traces."},
+     "OTLP port of an OpenTelemetry collector, http://HOST[:PORT][/PATH], that gets the traces of requests; "
+     "the port is 4318 and the path /v1/traces where none is given, by gRPC 4317 without a path. Empty: no "
+     "traces."},
+    {"tracing.protocol", "observe", "", SLOT(server.tracing.protocol), 0, 0, "http/protobuf|grpc",
+     "How the collector is spoken to; both send the same."},
     {"tracing.sample_ratio", "observe", "", SLOT(server.tracing.sample_ratio), 0, 1, "",
      "Share of requests that leave a trace, where the caller's traceparent has not decided it. Errors and slow "
      "requests always leave one.",
@@ -302,7 +304,7 @@ const Key kKeys[] = {
     {"tracing.resource_attributes", "observe", "", SLOT(server.tracing.resource_attributes), 0, 0, "",
      "More resource attributes, each as \"KEY=VALUE\"."},
     {"tracing.headers", "observe", "", SLOT(server.tracing.headers), 0, 0, "",
-     "HTTP headers of each export, each as \"NAME=VALUE\"."},
+     "Headers of each export (gRPC: metadata), each as \"NAME=VALUE\"."},
     {"tracing.queue_requests", "observe", "requests", SLOT(server.tracing.queue_requests), 1, 1 << 20, "",
      "Finished requests that may wait for their export; what comes on top is dropped and counted."},
     {"tracing.export_interval_ms", "observe", "ms", SLOT(server.tracing.export_interval_ms), 1, 3600000, "",

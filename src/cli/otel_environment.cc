@@ -63,26 +63,27 @@ void take_pairs(Read read, const char* name, std::vector<std::string>& out) {
   }
 }
 
+// Of the two, the one for traces counts.
+Status take_protocol(TracingSettings& tracing, Read read) {
+  for (const char* name : {"OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"}) {
+    const auto protocol = value_of(read, name);
+    if (!protocol) continue;
+    if (*protocol != "http/protobuf" && *protocol != "grpc")
+      return wrong(name, "http/protobuf and grpc are spoken; got '" + *protocol + "'");
+    tracing.protocol = *protocol;
+  }
+  return {};
+}
+
 void take_endpoint(TracingSettings& tracing, Read read) {
   if (auto base = value_of(read, "OTEL_EXPORTER_OTLP_ENDPOINT")) {
     while (base->ends_with('/')) base->pop_back();
-    tracing.endpoint = *base + "/v1/traces";
+    tracing.endpoint = *base + (tracing.protocol == "grpc" ? "" : "/v1/traces");
   }
   if (auto own = value_of(read, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")) tracing.endpoint = *own;
   const auto exporter = value_of(read, "OTEL_TRACES_EXPORTER");
   const auto disabled = value_of(read, "OTEL_SDK_DISABLED");
   if (exporter == "none" || (disabled && strcasecmp(disabled->c_str(), "true") == 0)) tracing.endpoint.clear();
-}
-
-Status check_protocol(const TracingSettings& tracing, Read read) {
-  if (tracing.endpoint.empty()) return {};
-  for (const char* name : {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"}) {
-    const auto protocol = value_of(read, name);
-    if (!protocol) continue;
-    if (*protocol == "http/protobuf") return {};
-    return wrong(name, "only http/protobuf is spoken, the collector's port 4318; got '" + *protocol + "'");
-  }
-  return {};
 }
 
 Status take_sampler(TracingSettings& tracing, Read read) {
@@ -114,12 +115,13 @@ Status take_sampler(TracingSettings& tracing, Read read) {
 }  // namespace
 
 Status take_otel_environment(TracingSettings& tracing, Read read) {
+  Status protocol = take_protocol(tracing, read);
   take_endpoint(tracing, read);
+  if (!protocol && !tracing.endpoint.empty()) return protocol;
   if (auto name = value_of(read, "OTEL_SERVICE_NAME")) tracing.service_name = *name;
   take_pairs(read, "OTEL_RESOURCE_ATTRIBUTES", tracing.resource_attributes);
   take_pairs(read, "OTEL_EXPORTER_OTLP_HEADERS", tracing.headers);
   take_pairs(read, "OTEL_EXPORTER_OTLP_TRACES_HEADERS", tracing.headers);
-  if (Status status = check_protocol(tracing, read); !status) return status;
   if (Status status = take_sampler(tracing, read); !status) return status;
   if (Status status = take_number(read, "OTEL_EXPORTER_OTLP_TIMEOUT", 1, tracing.export_timeout_ms); !status)
     return status;

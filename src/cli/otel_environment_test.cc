@@ -42,6 +42,19 @@ TEST_F(OtelEnvironment, TheCommonEndpointGetsThePathAndTheOneOfTracesDoesNot) {
   EXPECT_EQ(tracing.endpoint, "http://t:9/x");
 }
 
+TEST_F(OtelEnvironment, TheProtocolOfTracesCountsAndGrpcHasNoPath) {
+  ASSERT_TRUE(
+      take({{"OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317"}, {"OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"}}).ok());
+  EXPECT_EQ(tracing.protocol, "grpc");
+  EXPECT_EQ(tracing.endpoint, "http://c:4317");
+  ASSERT_TRUE(take({{"OTEL_EXPORTER_OTLP_ENDPOINT", "http://c"},
+                    {"OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"},
+                    {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf"}})
+                  .ok());
+  EXPECT_EQ(tracing.protocol, "http/protobuf");
+  EXPECT_EQ(tracing.endpoint, "http://c/v1/traces");
+}
+
 TEST_F(OtelEnvironment, ResourceHeadersAndLimits) {
   ASSERT_TRUE(take({{"OTEL_SERVICE_NAME", "llm"},
                     {"OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=lab, team=a%2Cb"},
@@ -76,12 +89,8 @@ TEST_F(OtelEnvironment, OffAndWhatIsNotSpoken) {
   EXPECT_EQ(tracing.endpoint, "");
   ASSERT_TRUE(take({{endpoint, "http://c"}, {"OTEL_TRACES_EXPORTER", "none"}}).ok());
   EXPECT_EQ(tracing.endpoint, "");
-  EXPECT_FALSE(take({{endpoint, "http://c"}, {"OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"}}).ok());
-  EXPECT_TRUE(take({{"OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"}}).ok());  // nothing is sent anywhere
-  EXPECT_TRUE(take({{endpoint, "http://c"},
-                    {"OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"},
-                    {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf"}})
-                  .ok());
+  EXPECT_FALSE(take({{endpoint, "http://c"}, {"OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"}}).ok());
+  EXPECT_TRUE(take({{"OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"}}).ok());  // nothing is sent anywhere
   EXPECT_FALSE(take({{"OTEL_EXPORTER_OTLP_TIMEOUT", "soon"}}).ok());
 }
 

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "observe/otlp_endpoint.h"
+
 namespace sluice {
 namespace {
 
@@ -27,12 +29,9 @@ constexpr size_t kAnswerBytes = 64 << 10;  // of a collector's answer; a longer 
 class HttpSink final : public TraceSink {
  public:
   HttpSink(OtlpUrl url, const TracingSettings& settings)
-      : url_(std::move(url)), timeout_(std::max(1, settings.export_timeout_ms)) {
-    for (const std::string& pair : settings.headers) {
-      const size_t equals = pair.find('=');
-      headers_.emplace_back(pair.substr(0, equals), pair.substr(equals + 1));
-    }
-  }
+      : url_(std::move(url)),
+        timeout_(std::max(1, settings.export_timeout_ms)),
+        headers_(otlp_headers(settings)) {}
 
   Answer post(const std::string& body) override {
     const bool kept = stream_.has_value();
@@ -55,7 +54,7 @@ class HttpSink final : public TraceSink {
     ErrorCodeOf error;
     if (!stream_) error = connect();
     http::request<http::string_body> request{http::verb::post, url_.path, 11};
-    request.set(http::field::host, url_.host + ":" + url_.port);
+    request.set(http::field::host, url_.authority());
     request.set(http::field::user_agent, "sluice");
     request.set(http::field::content_type, "application/x-protobuf");
     for (const auto& [name, value] : headers_) request.set(name, value);
@@ -105,44 +104,16 @@ class HttpSink final : public TraceSink {
 
   const OtlpUrl url_;
   const std::chrono::milliseconds timeout_;
-  std::vector<std::pair<std::string, std::string>> headers_;
+  const std::vector<std::pair<std::string, std::string>> headers_;
   asio::io_context context_{1};
   std::optional<beast::tcp_stream> stream_;
   std::atomic<bool> aborted_{false};
 };
 
-Error wrong(const std::string& url, const char* why) {
-  return {ErrorCode::kInvalidArgument, "expected http://HOST[:PORT][/PATH], got '" + url + "': " + why,
-          "tracing.endpoint"};
-}
-
 }  // namespace
 
-Result<OtlpUrl> parse_otlp_url(const std::string& url) {
-  constexpr std::string_view kScheme = "http://";
-  if (url.starts_with("https://"))
-    return wrong(url, "TLS is not spoken here; send to a collector on this host or in its network");
-  if (!url.starts_with(kScheme)) return wrong(url, "it begins otherwise");
-  const std::string rest = url.substr(kScheme.size());
-  if (std::any_of(rest.begin(), rest.end(), [](char c) { return c <= 0x20 || c >= 0x7f; }))
-    return wrong(url, "it has blanks or characters beyond ASCII");
-  const size_t slash = std::min(rest.find('/'), rest.size());
-  std::string host = rest.substr(0, slash), path = rest.substr(slash), port;
-  const size_t colon = host.rfind(':');
-  if (colon != std::string::npos && host.find(']', colon) == std::string::npos) {
-    port = host.substr(colon + 1);
-    host.resize(colon);
-    const bool digits =
-        !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == std::string::npos;
-    if (!digits || std::stoi(port) < 1 || std::stoi(port) > 65535) return wrong(url, "the port is 1 to 65535");
-  }
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  if (host.empty()) return wrong(url, "there is no host");
-  return OtlpUrl{host, port.empty() ? "4318" : port, path.empty() || path == "/" ? "/v1/traces" : path};
-}
-
 Result<std::unique_ptr<TraceSink>> OtlpHttp::create(const TracingSettings& settings) {
-  auto url = parse_otlp_url(settings.endpoint);
+  auto url = parse_otlp_url(settings.endpoint, OtlpProtocol::http_protobuf);
   if (!url.ok()) return url.error();
   return std::unique_ptr<TraceSink>(std::make_unique<HttpSink>(std::move(url).value(), settings));
 }

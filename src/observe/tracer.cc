@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "base/log.h"
+#include "observe/otlp_grpc.h"
 #include "observe/otlp_http.h"
 
 namespace sluice {
@@ -63,7 +64,7 @@ Result<std::unique_ptr<Tracer>> Tracer::create(const TracingSettings& settings) 
   if (Status status = check_pairs(settings.headers, "tracing.headers"); !status.ok())
     return std::move(status).error();
   if (settings.endpoint.empty()) return std::make_unique<Tracer>(settings, nullptr);
-  auto sink = OtlpHttp::create(settings);
+  auto sink = settings.protocol == "grpc" ? OtlpGrpc::create(settings) : OtlpHttp::create(settings);
   if (!sink.ok()) return sink.error();
   return std::make_unique<Tracer>(settings, std::move(sink).value());
 }

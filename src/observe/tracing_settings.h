@@ -7,8 +7,9 @@
 namespace sluice {
 
 struct TracingSettings {
-  // Of the collector's OTLP/HTTP port: http://HOST[:PORT][/PATH]; without a path /v1/traces. Empty: off.
+  // Of the collector, as otlp_endpoint.h reads it: http://HOST[:PORT][/PATH]. Empty: off.
   std::string endpoint;
+  std::string protocol = "http/protobuf";  // or "grpc"
   double sample_ratio = 0.001;  // of traces that begin here
   int slow_ms = 30000;          // a request that takes longer is kept, whatever was decided; 0: no such rule
   std::string service_name = "sluice";

@@ -1,4 +1,4 @@
-#include "observe/otlp_http.h"
+#include "observe/otlp_endpoint.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@ namespace {
 
 TEST(OtlpUrl, PortAndPathHaveDefaults) {
   const auto parts = [](const std::string& url) {
-    auto parsed = parse_otlp_url(url);
+    auto parsed = parse_otlp_url(url, OtlpProtocol::http_protobuf);
     return parsed.ok() ? parsed->host + "|" + parsed->port + "|" + parsed->path : parsed.error().message;
   };
   EXPECT_EQ(parts("http://collector"), "collector|4318|/v1/traces");
@@ -21,23 +21,20 @@ TEST(OtlpUrl, WhatCannotBeSentToIsRefused) {
   for (const char* url : {"", "collector:4318", "https://collector", "grpc://collector:4317", "http://",
                           "http://:4318", "http://collector:0", "http://collector:65536", "http://collector:x",
                           "http://a b", "http://collector/\r\nX: y"}) {
-    auto parsed = parse_otlp_url(url);
+    auto parsed = parse_otlp_url(url, OtlpProtocol::http_protobuf);
     ASSERT_FALSE(parsed.ok()) << url;
     EXPECT_EQ(parsed.error().field, "tracing.endpoint");
   }
 }
 
-// A port that nobody listens on: an answer, not an exception, and each time anew.
-TEST(OtlpHttp, ACollectorThatIsAwayIsUnreachable) {
-  TracingSettings settings;
-  settings.endpoint = "http://127.0.0.1:1";
-  auto sink = OtlpHttp::create(settings);
-  ASSERT_TRUE(sink.ok());
-  for (int i = 0; i < 2; ++i) {
-    const TraceSink::Answer answer = (*sink)->post("x");
-    EXPECT_EQ(answer.outcome, TraceSink::Outcome::unreachable);
-    EXPECT_NE(answer.why, "");
-  }
+TEST(OtlpUrl, GrpcHasAPortOfItsOwnAndNoPath) {
+  auto parsed = parse_otlp_url("http://[::1]/", OtlpProtocol::grpc);
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_EQ(parsed->authority(), "[::1]:4317");
+  EXPECT_EQ(parsed->path, "/opentelemetry.proto.collector.trace.v1.TraceService/Export");
+  auto refused = parse_otlp_url("http://collector:4318/v1/traces", OtlpProtocol::grpc);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.error().message.find("gRPC has no path"), std::string::npos);
 }
 
 }  // namespace
