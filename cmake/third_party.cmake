@@ -1,5 +1,5 @@
 # What is linked in, all static or header-only, so that the binary needs only glibc and libm.
-# apt supplies Boost, fmt, spdlog, PCRE2, utf8proc, nghttp2, nlohmann-json, CLI11, yaml-cpp, gtest, and OpenSSL, which
+# apt supplies Boost, fmt, spdlog, PCRE2, utf8proc, nghttp2, nlohmann-json, CLI11, yaml-cpp, hwloc, gtest, and OpenSSL, which
 # may lack (src/server/CMakeLists.txt); third_party/ holds sources that `./dev deps` takes out of PyPI archives (see third_party/requirements.txt).
 set(TP ${CMAKE_SOURCE_DIR}/third_party)
 if(NOT EXISTS ${TP}/llama_cpp_python/common/jinja OR NOT EXISTS ${TP}/pysimdjson/simdjson OR NOT EXISTS ${TP}/xgrammar/cpp)
@@ -21,6 +21,9 @@ sluice_static_library(tp_utf8proc utf8proc)
 sluice_static_library(tp_yaml yaml-cpp)
 sluice_static_library(tp_nghttp2 nghttp2)
 target_compile_definitions(tp_nghttp2 INTERFACE NGHTTP2_STATICLIB)
+sluice_static_library(tp_hwloc hwloc)
+add_library(tp_without_udev STATIC ${CMAKE_SOURCE_DIR}/cmake/hwloc_without_udev.cc)
+target_link_libraries(tp_hwloc INTERFACE tp_without_udev m ${CMAKE_DL_LIBS})
 add_library(tp_fmt STATIC ${CMAKE_SOURCE_DIR}/cmake/fmt.cc)
 target_compile_definitions(tp_fmt PUBLIC SPDLOG_FMT_EXTERNAL)
 target_compile_definitions(tp_pcre2 INTERFACE PCRE2_CODE_UNIT_WIDTH=8 PCRE2_STATIC)

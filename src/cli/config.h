@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "engine/machine_plan.h"
 #include "engine/served_model.h"
 #include "server/server.h"
 
@@ -18,6 +19,7 @@ namespace sluice::cli {
 struct Config {
   LoadOptions model;
   ServerConfig server;
+  MachineSettings machine;
   int drain_timeout_ms = 30000;  // from SIGTERM until answers still running are cut off
   int watchdog_s = 0;            // a turn of the engine's loop, or a step, that takes longer ends the process
   std::string record_steps;      // a file for the records of all steps; empty: none

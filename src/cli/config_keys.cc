@@ -29,6 +29,18 @@ const Key kKeys[] = {
     {"cpu.instruction_set", "tensor", "", SLOT(model.cpu.instruction_set), 0, 0, "|scalar|avx2|avx512-vnni|amx",
      "Forces the kernels down to an older instruction set; empty: the best the processor has."},
 
+    {"machine.numa", "engine", "", SLOT(machine.numa), 0, 0, "",
+     "Where threads and memory go on a machine of several memory nodes: auto (the default): beside a card, the "
+     "engine on its node and the sockets elsewhere; on a CPU, memory spread over all nodes; a node's number: "
+     "everything there; off: wherever the kernel puts it. With one node, auto does nothing."},
+    {"machine.cpu_set", "engine", "", SLOT(machine.cpu_set), 0, 0, "",
+     "CPUs that the process may use, such as 0-7,16; empty: all that it may."},
+    {"machine.io_threads", "engine", "cores", SLOT(machine.io_threads), 0, 4096, "",
+     "Cores kept for the threads of server.network_threads and server.text_threads, away from the model's; 0: "
+     "none are."},
+    {"machine.engine_cpu", "engine", "", SLOT(machine.engine_cpu), -1, 4095, "",
+     "The CPU of the engine's thread, whose core all others leave to it where they have another; -1: none."},
+
     {"engine.max_sequences", "engine", "sequences", SLOT(model.engine.max_sequences), 0, 4096, "",
      "Sequences that run at the same time; more wait in the queue. 0: 64 on a CPU, 256 on a card, "
      "where it is at most 1024."},

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "cli/commands.h"
+#include "cli/machine_binding.h"
 #include "tune/configuration.h"
 
 namespace sluice::cli {
@@ -20,7 +21,26 @@ LogLevel log_level(const std::string& name) {
   return LogLevel::info;
 }
 
+// Of commands that compute in this process: `serve` has more threads, and does it for itself.
+Status bind(const CommandLine& line) {
+  switch (line.command) {
+    case Command::run:
+    case Command::chat:
+    case Command::eval:
+    case Command::bench_engine:
+      return bind_to_machine(line.config);
+    case Command::quantize: {
+      Config on_cpu = line.config;
+      on_cpu.model.device = "cpu";
+      return bind_to_machine(on_cpu);
+    }
+    default:
+      return {};
+  }
+}
+
 int dispatch(const CommandLine& line, const std::string& words, std::function<Result<Config>()> reread) {
+  if (Status ok = bind(line); !ok) return failure(ok.error());
   switch (line.command) {
     case Command::serve: {
       ServeOptions options = line.serve;

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "cli/commands.h"
 #include "cli/load_progress.h"
+#include "cli/machine_binding.h"
 #include "cli/machine_peaks.h"
 #include "cli/memory_plan.h"
 #include "cli/recorded_steps.h"
@@ -71,6 +72,31 @@ void log_decided(const EngineInfo& info, const Config& config, double load_s) {
         config.server.host);
 }
 
+void log_placed(const MachineReport& report) {
+  std::string threads;
+  for (const MachineReport::Threads& t : report.threads)
+    threads += fmt::format("{}{}{} on {}", threads.empty() ? "" : ", ", t.name,
+                           t.count > 1 ? fmt::format(" x{}", t.count) : "", t.cpus);
+  for (size_t at = 0; at < report.plan.size();) {
+    const size_t end = std::min(report.plan.find('\n', at), report.plan.size());
+    LOG(info, "machine: {}", std::string_view(report.plan).substr(at, end - at));
+    at = end + 1;
+  }
+  LOG(info, "machine: threads: {}", threads);
+}
+
+// Under a label, in the table of a dry run.
+std::string as_rows(std::string_view label, std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    out += fmt::format("  {:24}{}\n", label, text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+    label = {};
+  }
+  return out;
+}
+
 RecordedServer recorded_server(const Config& config, const ServedModel& model, const EngineInfo& info) {
   const EngineConfig engine = settled(config.model.engine, info.device);
   RecordedServer server;
@@ -104,10 +130,11 @@ LiveSources live_sources(const Config& config, ServedModel& model) {
   return sources;
 }
 
-int dry_run(const Config& config) {
+int dry_run(const Config& config, MachineBinding& machine) {
+  machine.enter_load();
   Result<std::string> plan = describe_start(config);
   if (!plan) return failure(plan.error());
-  fmt::print("{}", *plan);
+  fmt::print("{}{}", *plan, as_rows("machine", describe(machine.plan())));
   return 0;
 }
 
@@ -116,7 +143,9 @@ int dry_run(const Config& config) {
 int serve(const Config& config, const ServeOptions& options) {
   if (options.print_schema) return fmt::print("{}", print_schema()), 0;
   if (options.print_config) return fmt::print("{}", print_config(config)), 0;
-  if (options.dry_run) return dry_run(config);
+  Result<MachineBinding> machine = MachineBinding::make(config);
+  if (!machine) return failure(machine.error());
+  if (options.dry_run) return dry_run(config, *machine);
 
   if (Status ok = arm_faults(options.faults, config.server.host); !ok) return failure(ok.error());
   std::signal(SIGPIPE, SIG_IGN);
@@ -130,6 +159,7 @@ int serve(const Config& config, const ServeOptions& options) {
   std::optional<Result<std::unique_ptr<ServedModel>>> loaded;
   std::atomic<bool> load_done{false};
   std::thread loader([&] {
+    machine->enter_load();
     LoadProgressLine progress;
     loaded = load_model(config.model, [&](const std::string& phase, double fraction) {
       server.set_loading(phase, fraction);
@@ -156,7 +186,10 @@ int serve(const Config& config, const ServeOptions& options) {
     if (!recording) return failure(recording.error());
     recorder = std::move(*recording);
   }
-  server.set_live_sources(live_sources(config, model));
+  LiveSources sources = live_sources(config, model);
+  sources.machine = machine->settle(model.engine().info().device.threads);
+  log_placed(sources.machine);
+  server.set_live_sources(std::move(sources));
   server.serve_model(model);
   log_decided(model.engine().info(), config, seconds(now_ns() - begin));
   print_ready(config, model, server.port());

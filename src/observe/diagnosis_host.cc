@@ -71,23 +71,23 @@ std::optional<Finding> cpu_scheduling_delay(const Vitals& v) {
 
 std::optional<Finding> oversubscribed_cores(const Vitals& v) {
   const HostVitals& h = v.host;
-  if (h.usable_cores <= 0) return {};
-  const bool too_many = !v.card && h.compute_threads > h.usable_cores + 0.5;
+  if (h.compute_cores <= 0) return {};
+  const bool too_many = !v.card && h.compute_threads > h.compute_cores + 0.5;
   if (!too_many && h.throttled_share < 0.05) return {};
-  const double lost = std::max(h.throttled_share, too_many ? 1 - h.usable_cores / h.compute_threads : 0);
-  return Finding{"oversubscribed-cores",
-                 std::max(0.05, 0.5 * lost + 0.5 * h.delay_share),
-                 too_many
-                     ? fmt::format("{} threads compute each step on {:.1f} usable cores: each op waits for the "
-                                   "one that has no core.",
-                                   h.compute_threads, h.usable_cores)
-                     : fmt::format("The container's CPU quota held the server back for {:.0f} % of the time.",
-                                   100 * h.throttled_share),
-                 {{"compute_threads", double(h.compute_threads)},
-                  {"usable_cores", h.usable_cores},
-                  {"throttled_share", h.throttled_share},
-                  {"delay_share", h.delay_share}},
-                 "cpu.threads"};
+  const double lost = std::max(h.throttled_share, too_many ? 1 - h.compute_cores / h.compute_threads : 0);
+  return Finding{
+      "oversubscribed-cores",
+      std::max(0.05, 0.5 * lost + 0.5 * h.delay_share),
+      too_many ? fmt::format("{} threads compute each step on {:.1f} cores: each op waits for the one that "
+                             "has no core.",
+                             h.compute_threads, h.compute_cores)
+               : fmt::format("The container's CPU quota held the server back for {:.0f} % of the time.",
+                             100 * h.throttled_share),
+      {{"compute_threads", double(h.compute_threads)},
+       {"compute_cores", h.compute_cores},
+       {"throttled_share", h.throttled_share},
+       {"delay_share", h.delay_share}},
+      "cpu.threads"};
 }
 
 std::optional<Finding> numa_remote(const Vitals& v) {
@@ -99,7 +99,7 @@ std::optional<Finding> numa_remote(const Vitals& v) {
       fmt::format("{:.0f} % of the server's memory lies on another node than the threads that read it.",
                   100 * h.remote_share),
       {{"remote_share", h.remote_share}, {"nodes", double(h.nodes)}},
-      "one server per node: numactl --cpunodebind=N --membind=N"};
+      "machine.numa: N, one server a node"};
 }
 
 constexpr Rule kRules[] = {door_bound, slow_readers, cpu_scheduling_delay, oversubscribed_cores, numa_remote};

@@ -1,15 +1,15 @@
 #include "observe/host_state.h"
 
 #include <dirent.h>
-#include <sched.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
+
+#include "base/usable_cores.h"
 
 namespace sluice {
 namespace {
@@ -54,19 +54,21 @@ std::vector<ThreadTimes> thread_times() {
   return threads;
 }
 
-// "200000 100000" or "max 100000" (cgroup v2, cpu.max): cores; 0 where there is no quota.
-double quota_cores() {
-  std::istringstream in(first_line("/sys/fs/cgroup/cpu.max"));
-  double quota = 0, period = 0;
-  return in >> quota >> period && period > 0 ? quota / period : 0;
+double usable_cpus() {
+  const double cpus = allowed_cpus(0).size(), quota = quota_cores();
+  return quota > 0 ? std::min(cpus, quota) : cpus;
 }
 
-double usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  double cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
-  if (const double quota = quota_cores(); quota > 0) cores = std::min(cores, quota);
-  return cores;
+bool computes(std::string_view thread) {
+  return thread.starts_with("sluice-cpu") || thread.starts_with("sluice-executor");
+}
+
+double compute_cores() {
+  CpuSet cpus;
+  for (const NamedThread& thread : threads_of_process())
+    if (computes(thread.name)) cpus.add(allowed_cpus(thread.id));
+  const double cores = cores_of(cpus), quota = quota_cores();
+  return quota > 0 ? std::min(cores, quota) : cores;
 }
 
 double throttled_seconds() {
@@ -83,8 +85,8 @@ int node_of_cpu(int cpu) {
   return nodes.empty() ? 0 : nodes[0];
 }
 
-// The core on which each thread whose name begins with "sluice-cpu" or is "sluice-executor" last ran: field 39
-// of its stat, counted behind the name's closing bracket.
+// The core on which each thread that computes last ran: field 39 of its stat, counted behind the name's closing
+// bracket.
 std::vector<int> compute_nodes() {
   std::vector<int> nodes;
   for (const int id : numbered("/proc/self/task", "")) {
@@ -92,7 +94,7 @@ std::vector<int> compute_nodes() {
     const size_t name_end = line.rfind(')');
     if (name_end == std::string::npos) continue;
     const std::string_view name(line.data() + line.find('(') + 1);
-    if (!name.starts_with("sluice-cpu") && !name.starts_with("sluice-executor")) continue;
+    if (!computes(name)) continue;
     std::istringstream rest(line.substr(name_end + 2));
     std::string word;
     for (int field = 3; field <= 39; ++field) rest >> word;
@@ -133,7 +135,8 @@ HostState read_host_state() {
   state.cpu_s = seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime);
   state.major_faults = uint64_t(usage.ru_majflt);
   state.throttled_s = throttled_seconds();
-  state.usable_cores = usable_cores();
+  state.usable_cores = usable_cpus();
+  state.compute_cores = compute_cores();
   state.load = std::strtod(first_line("/proc/loadavg").c_str(), nullptr);
   state.nodes = std::max<int>(1, int(numbered("/sys/devices/system/node", "node").size()));
   if (state.nodes > 1) state.remote_share = remote_share();

@@ -23,8 +23,10 @@ struct HostState {
   double throttled_s = 0;     // the cgroup's quota held its threads back for so long
   uint64_t major_faults = 0;  // pages that came from a disk
   double usable_cores = 0;    // by affinity and quota; 0: not known
-  int nodes = 1;              // NUMA nodes with memory
-  double load = 0;            // runnable threads of the whole machine, mean of the last minute
+  double compute_cores =
+      0;            // physical ones that the compute threads may use, no more than the quota; 0: not known
+  int nodes = 1;    // NUMA nodes with memory
+  double load = 0;  // runnable threads of the whole machine, mean of the last minute
   // Of this process's resident pages, the share on another node than the one that its compute threads run on;
   // only where there are several nodes.
   double remote_share = 0;

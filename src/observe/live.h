@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/meter.h"
 #include "engine/step_record.h"
+#include "observe/machine_report.h"
 
 namespace sluice {
 
@@ -83,6 +84,7 @@ struct LiveSources {
   std::function<LivePeaks()> measure_peaks;
   // Asked once a second by the feed's thread. Null: there is no card.
   std::function<std::vector<CardReading>()> read_cards;
+  MachineReport machine;
 };
 
 struct Verdict {

@@ -60,8 +60,9 @@ struct KvVitals {
 };
 
 struct HostVitals {
-  double usable_cores = 0;
-  double cpu_share = 0;  // of usable cores, by this process
+  double usable_cores = 0;   // hardware threads, no more than the quota
+  double compute_cores = 0;  // physical cores of the threads that compute
+  double cpu_share = 0;      // of usable cores, by this process
   double load = 0;
   int compute_threads = 0;
   // Of the threads that steps wait for (engine, executor, compute team): the one that waited longest for a

@@ -53,6 +53,21 @@ void append_seen(JsonWriter& w, const Vitals& v) {
   w.end_array().end_object();
 }
 
+// Where the server's threads run.
+void append_machine(JsonWriter& w, const MachineReport& machine) {
+  w.key("machine").begin_object().key("plan").string(machine.plan).key("threads").begin_array();
+  for (const MachineReport::Threads& t : machine.threads) {
+    w.begin_object().key("name").string(t.name).key("count").integer(t.count).key("cpus").string(t.cpus);
+    w.key("refused");
+    if (t.refused.empty())
+      w.null();
+    else
+      w.string(t.refused);
+    w.end_object();
+  }
+  w.end_array().end_object();
+}
+
 const char* state_name(CircuitBreaker::State state) {
   return state == CircuitBreaker::State::closed ? "closed"
          : state == CircuitBreaker::State::open ? "open"
@@ -93,6 +108,7 @@ HttpResponse diagnosis_page(const HttpRequest& request, const LiveFeed& live, co
   w.end_array();
   append_seen(w, vitals);
   append_traffic(w, traffic);
+  append_machine(w, live.machine());
   w.end_object();
   return response;
 }

@@ -39,6 +39,7 @@ class LiveFeed {
   void listen(const std::shared_ptr<HttpExchange>& exchange, bool head_only);
   // What was seen of the server in the last `window_s` seconds, the requests' accounts left out. Any thread.
   Vitals vitals(double window_s) const;
+  const MachineReport& machine() const { return sources_.machine; }  // once started
   int listeners() const { return listening_.load(std::memory_order_relaxed); }
 
  private:

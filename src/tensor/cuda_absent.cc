@@ -10,5 +10,6 @@ Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions&) {
 }
 
 std::unique_ptr<CardWatch> watch_card(int) { return nullptr; }
+std::string card_bus_id(int) { return {}; }
 
 }  // namespace sluice

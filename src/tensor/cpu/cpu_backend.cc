@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/usable_cores.h"
 #include "tensor/backend.h"
 #include "tensor/cpu/attention/attention.h"
 #include "tensor/cpu/host_memory.h"
@@ -17,7 +18,6 @@
 #include "tensor/cpu/rows/angles.h"
 #include "tensor/cpu/rows/row_kernels.h"
 #include "tensor/cpu/team.h"
-#include "tensor/cpu/topology.h"
 #include "tensor/sampling.h"
 
 namespace sluice {
@@ -246,7 +246,7 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuOptions& options) {
   }
   const Result<cpu::Isa> isa = cpu::choose_isa(options.instruction_set.c_str());
   if (!isa) return isa.error();
-  const int threads = options.threads > 0 ? options.threads : cpu::usable_cores();
+  const int threads = options.threads > 0 ? options.threads : usable_cores();
   return std::unique_ptr<Backend>(std::make_unique<cpu::CpuBackend>(threads, *isa));
 }
 

@@ -11,9 +11,10 @@ namespace sluice::cpu {
 
 class Team {
  public:
-  // threads >= 1, this one included. Members are not pinned: member 0 is the caller's thread, which is not ours
-  // to pin, and a pinned worker must wait when the scheduler has put the caller on its core (it would have
-  // moved a free one).
+  // threads >= 1, this one included. Members run where the thread that makes them may: where else, the
+  // machine's plan says (engine/machine_plan.h), and it gives them sets of CPUs rather than one each, since a
+  // worker that is pinned must wait when the scheduler has put the caller on its core (it would have moved a
+  // free one).
   explicit Team(int threads);
   ~Team();
   Team(const Team&) = delete;

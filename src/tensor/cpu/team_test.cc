@@ -6,8 +6,6 @@
 #include <atomic>
 #include <vector>
 
-#include "tensor/cpu/topology.h"
-
 namespace sluice::cpu {
 namespace {
 
@@ -66,8 +64,6 @@ TEST(Team, BothKindsOfJobsInTurn) {
   EXPECT_EQ(tasks.load(), 2500);
   EXPECT_EQ(runs.load(), 167 * 3);
 }
-
-TEST(Topology, AtLeastOneCore) { EXPECT_GE(usable_cores(), 1); }
 
 }  // namespace
 }  // namespace sluice::cpu

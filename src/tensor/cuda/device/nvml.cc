@@ -158,13 +158,18 @@ std::string describe(const CardState& state) {
 
 namespace sluice {
 
+std::string card_bus_id(int device) {
+  std::array<char, 32> id{};
+  if (cudaDeviceGetPCIBusId(id.data(), int(id.size()), device) == cudaSuccess) return id.data();
+  cudaGetLastError();  // an answer, not an error state
+  return {};
+}
+
 std::unique_ptr<CardWatch> watch_card(int device) {
-  std::array<char, 32> bus{};
+  const std::string bus_id = card_bus_id(device);
   cudaDeviceProp properties;
-  if (cudaDeviceGetPCIBusId(bus.data(), int(bus.size()), device) != cudaSuccess ||
-      cudaGetDeviceProperties(&properties, device) != cudaSuccess)
-    return nullptr;
-  auto watch = std::make_unique<cuda::NvmlWatch>(bus.data(), properties.name);
+  if (bus_id.empty() || cudaGetDeviceProperties(&properties, device) != cudaSuccess) return nullptr;
+  auto watch = std::make_unique<cuda::NvmlWatch>(bus_id.c_str(), properties.name);
   if (!watch->ready()) return nullptr;
   return watch;
 }

@@ -1,6 +1,4 @@
-#include "tensor/cpu/topology.h"
-
-#include <sched.h>
+#include "base/usable_cores.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +7,7 @@
 #include <sstream>
 #include <string>
 
-namespace sluice::cpu {
+namespace sluice {
 namespace {
 
 std::string read_line(const std::string& path) {
@@ -17,21 +15,6 @@ std::string read_line(const std::string& path) {
   std::string line;
   std::getline(in, line);
   return line;
-}
-
-int cores_in_mask() {
-  cpu_set_t mask;
-  CPU_ZERO(&mask);
-  if (sched_getaffinity(0, sizeof mask, &mask) != 0) return 1;
-  std::set<std::string> cores;  // named by their list of siblings, which is the same for all threads of a core
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (!CPU_ISSET(cpu, &mask)) continue;
-    const std::string at =
-        "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list";
-    const std::string siblings = read_line(at);
-    cores.insert(siblings.empty() ? "cpu" + std::to_string(cpu) : siblings);
-  }
-  return std::max(1, int(cores.size()));
 }
 
 // Cores that one cgroup folder's quota pays for; infinity without one.
@@ -47,7 +30,7 @@ double quota_in(const std::string& folder) {
 
 // The tightest quota from this process's cgroup up to the root. Inside a container the path in /proc may not
 // exist below the mount point; then the mount point itself is the container's group.
-double quota_cores() {
+double tightest_quota() {
   double cores = INFINITY;
   for (const char* root : {"/sys/fs/cgroup", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct"}) {
     cores = std::min(cores, quota_in(root));
@@ -69,10 +52,25 @@ double quota_cores() {
 
 }  // namespace
 
+double quota_cores() {
+  const double cores = tightest_quota();
+  return std::isinf(cores) ? 0 : cores;
+}
+
+int cores_of(const CpuSet& cpus) {
+  std::set<std::string> cores;  // named by their list of siblings, which is the same for all threads of a core
+  for (const int cpu : cpus) {
+    const std::string siblings =
+        read_line("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list");
+    cores.insert(siblings.empty() ? "cpu" + std::to_string(cpu) : siblings);
+  }
+  return int(cores.size());
+}
+
 int usable_cores() {
-  const double quota = quota_cores();
-  const int cores = cores_in_mask();
+  const int cores = std::max(1, cores_of(allowed_cpus(0)));
+  const double quota = tightest_quota();
   return quota < cores ? std::max(1, int(std::floor(quota + 0.01))) : cores;
 }
 
-}  // namespace sluice::cpu
+}  // namespace sluice
