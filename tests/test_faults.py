@@ -1,10 +1,12 @@
 """A server that breaks on purpose (docs/faults.md): what it does, and that it is well afterwards."""
 import concurrent.futures
 import http.client
+import json
 import os
+import socket
 
 import pytest
-from conftest import SMOLLM2, run_sluice, until
+from conftest import SMOLLM2, TIMEOUT_S, run_sluice, until
 
 BODY = {"prompt": "The river rises in", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 
@@ -52,7 +54,7 @@ def test_a_server_that_others_can_reach_takes_no_plan():
 
 
 def test_a_socket_that_takes_little_gets_every_byte(start, expected):
-    server = start(SMOLLM2, faults="seed=5; short_write:rate=0.5,amount=7; eagain:rate=0.3")
+    server = start(SMOLLM2, faults="seed=5; short_write:rate=0.5,amount=7; short_read:rate=0.5,amount=5; eagain:rate=0.3")
     assert text(ask(server)[1]) == expected
     events = list(server.stream("/v1/completions", BODY).events())
     assert "".join(e["choices"][0]["text"] for e in events[:-1] if e["choices"]) == expected and events[-1] == "[DONE]"
@@ -61,7 +63,7 @@ def test_a_socket_that_takes_little_gets_every_byte(start, expected):
 
 @pytest.mark.parametrize("side", [1, 2])
 def test_a_connection_that_breaks_harms_no_other(start, expected, side):
-    server = start(SMOLLM2, faults=f"kill_connection:from=4,every=9,count=3,amount={side}")
+    server = start(SMOLLM2, faults=f"kill_connection:from=4,every=4,count=2,amount={side}")
     answers = []
     for _ in range(12):
         try:
@@ -69,6 +71,49 @@ def test_a_connection_that_breaks_harms_no_other(start, expected, side):
         except (http.client.HTTPException, OSError):
             pass
     assert answers and all(text(a) == expected for a in answers)
+    ends_well(server)
+
+
+def pieces(**more):
+    """A request in halves of its head and of its body."""
+    body = json.dumps({**BODY, **more}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+    return [head[:30], head[30:], body[:20], body[20:]]
+
+
+@pytest.mark.parametrize("state, request_pieces", [
+    (3, [b"".join(pieces())]), (4, pieces()[:2]), (5, [b"".join(pieces()[:3]), pieces()[3]]), (6, [b"".join(pieces(stream=True))]),
+    (7, [b"".join(pieces())]), (8, [b"".join(pieces()), b"more"])], ids=["idle", "head", "body", "answering", "closing", "linger"])
+def test_a_connection_may_break_in_each_of_its_states(start, expected, state, request_pieces):
+    server = start(SMOLLM2, faults=f"kill_connection:count=1,amount={state}")
+    with socket.create_connection((server.host, server.port), timeout=TIMEOUT_S) as client:
+        for piece in request_pieces:
+            client.sendall(piece)
+            # Answered on the same thread behind what came before: the piece has been read. In linger the answer has come.
+            assert state == 8 or server.get("/health")[0] == 200
+            if state == 8 and piece != b"more":
+                while not client.recv(100_000).endswith(b"}}"):
+                    pass
+        assert until(lambda: server.metric("sluice_faults_injected_total") == 1)
+    assert text(ask(server)[1]) == expected
+    ends_well(server)
+
+
+@pytest.mark.parametrize("place, status", [(1, 500), (2, 429), (3, None), (4, None), (5, None)])
+def test_memory_that_is_not_there_costs_one_client_its_answer(start, expected, place, status):
+    """The second time that the place is met; two answers to a request, so that one of them is handed over before."""
+    server = start(SMOLLM2, faults=f"alloc_failure:from=2,count=1,amount={place}")
+    outcomes = []
+    while len(outcomes) < 4:
+        try:
+            code, answer = ask(server, n=2)
+            outcomes.append(code)
+            assert code != 200 or [c["text"] for c in answer["choices"]] == [expected] * 2
+        except (http.client.HTTPException, OSError):
+            outcomes.append(None)
+    assert outcomes.count(status) == 1 and outcomes.count(200) == 3
+    ended = server.metric("sluice_http_generations_total")
+    assert server.metric("sluice_http_generations_started_total") == ended
     ends_well(server)
 
 
@@ -122,6 +167,16 @@ def test_a_lost_device_ends_the_process_with_its_last_steps(start):
     server.process.wait(timeout=60)
     status, log = server.stop()
     assert status != 0 and "the device is lost" in log and "step 4:" in log and "under way: step 6:" in log
+
+
+@pytest.mark.parametrize("thread", [0, 1])
+def test_an_exception_that_nobody_expects_ends_the_process_with_its_last_steps(start, thread):
+    server = start(SMOLLM2, faults=f"engine_exception:from=6,amount={thread}")
+    with pytest.raises((http.client.HTTPException, OSError)):
+        ask(server)
+    server.process.wait(timeout=60)
+    status, log = server.stop()
+    assert status != 0 and "SLUICE_FAULTS" in log and "step 4:" in log
 
 
 def test_a_clock_that_jumps_stops_nothing(start, expected):

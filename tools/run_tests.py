@@ -8,6 +8,8 @@
       accept     the reference cases in ../shared, over HTTP
       cuda       builds the CUDA backend and its tests, which run on a card only; skipped where nvcc is missing
       asan       the rooms that read foreign bytes, and all corpora, under AddressSanitizer and UBSan
+      soak       a minute of random faults under random traffic (tests/soak), against a server built so; seeded, the seed is printed
+      tsan       the rooms whose threads meet, under ThreadSanitizer
     Only when named:
       transformers  tests/transformers: what `sluice quantize` writes, loaded by transformers on the CPU; installs it from PyPI
       clients    tests/clients: LiteLLM, LangChain and lm-eval against the built binary; installs them from PyPI
@@ -27,6 +29,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 CASES = ROOT.parent / "shared"
 SKIPPED = object()  # instead of a count: the stage cannot run here; why comes with it
 ASAN_ROOMS = ("base", "text", "model", "kv", "sched", "server")
+TSAN_ROOMS = ("base", "engine", "server")
+SOAK_S = 60
 
 
 def run(command, **more):
@@ -149,9 +153,13 @@ def stage_cuda():
     return sum(outcomes), len(outcomes) - sum(outcomes)
 
 
+def configured(preset):
+    return (ROOT / "build" / preset / "build.ninja").exists() or run(["cmake", "--preset", preset]) == 0
+
+
 def stage_asan():
     preset = ROOT / "build/asan"
-    if not (preset / "build.ninja").exists() and run(["cmake", "--preset", "asan"]) != 0:
+    if not configured("asan"):
         return 0, 1
     listing = subprocess.run(["ninja", "-C", str(preset), "-t", "targets", "all"], capture_output=True, text=True).stdout
     pattern = r"^(fuzz_\w+|(?:" + "|".join(ASAN_ROOMS) + r")_test): phony$"
@@ -163,8 +171,25 @@ def stage_asan():
     return ctest("asan", f"^({names})$")
 
 
+def stage_soak():
+    """Rounds that passed and failed."""
+    if not configured("asan") or not build("asan", ["sluice"]):
+        return 0, 1
+    status, output = run_counting([sys.executable, "tests/soak/soak.py", "--minutes", SOAK_S / 60])
+    last = re.findall(r"^(\d+) passed, (\d+) failed$", output, re.M)
+    passed, failed = map(int, last[-1]) if last else (0, 1)
+    return passed, max(failed, 1) if status else failed
+
+
+def stage_tsan():
+    if not configured("tsan") or not build("tsan", [f"{room}_test" for room in TSAN_ROOMS]):
+        return 0, 1
+    os.environ.setdefault("TSAN_OPTIONS", "second_deadlock_stack=1")
+    return ctest("tsan", f"^({'|'.join(TSAN_ROOMS)})$")
+
+
 STAGES = {"checks": stage_checks, "unit": stage_unit, "blackbox": stage_blackbox, "browser": stage_browser, "accept": stage_accept, "cuda": stage_cuda,
-          "asan": stage_asan}
+          "asan": stage_asan, "soak": stage_soak, "tsan": stage_tsan}
 NIGHTLY = {"clients": stage_clients, "transformers": stage_transformers}  # large downloads: only when named
 
 

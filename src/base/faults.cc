@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <deque>
@@ -14,10 +15,10 @@ namespace sluice {
 namespace {
 
 constexpr std::array<std::string_view, size_t(kFaults)> kNames = {
-    "nan_logits",   "flat_logits",     "weak_logits", "control_ids",  "id_jumps",      "repetition",
-    "preempt",      "step_failure",    "slow_step",   "graph_miss",   "cpu_stall",     "off_cpu",
-    "engine_alloc", "evict_cache",     "clock_jump",  "device_error", "alloc_failure", "short_write",
-    "eagain",       "kill_connection", "disk_full",   "slow_disk"};
+    "nan_logits",   "flat_logits",  "weak_logits", "control_ids",     "id_jumps",         "repetition",
+    "preempt",      "step_failure", "slow_step",   "graph_miss",      "cpu_stall",        "off_cpu",
+    "engine_alloc", "evict_cache",  "clock_jump",  "device_error",    "engine_exception", "alloc_failure",
+    "short_write",  "short_read",   "eagain",      "kill_connection", "disk_full",        "slow_disk"};
 
 bool knows_requests(Fault fault) { return fault <= Fault::graph_miss; }
 
@@ -96,7 +97,7 @@ uint64_t mixed(uint64_t x) {
 struct ArmedRule {
   FaultRule rule;
   uint64_t salt = 0;
-  std::atomic<int64_t> struck{0};
+  std::atomic<int64_t> struck{0}, met{0};
   Counter* counter = nullptr;
 };
 
@@ -177,6 +178,15 @@ std::optional<int64_t> met(Fault fault, int64_t n) {
 
 std::optional<int64_t> met(Fault fault) {
   return met(fault, 1 + current.load()->meetings[size_t(fault)].fetch_add(1, std::memory_order_relaxed));
+}
+
+bool met_at(Fault fault, std::initializer_list<int64_t> names, std::optional<int64_t> n) {
+  for (ArmedRule& armed : current.load()->rules) {
+    if (armed.rule.fault != fault || std::find(names.begin(), names.end(), armed.rule.amount) == names.end())
+      continue;
+    if (strikes(armed, n ? *n : 1 + armed.met.fetch_add(1, std::memory_order_relaxed))) return true;
+  }
+  return false;
 }
 
 void burn_ms(int64_t ms) {

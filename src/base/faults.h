@@ -14,6 +14,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <optional>
 #include <string>
@@ -37,17 +38,23 @@ enum class Fault : uint8_t {
   slow_step,     // ms that the executor's thread computes for nothing
   graph_miss,    // launched op by op although it was recorded
 
-  cpu_stall,     // ms that the engine's thread computes for nothing before a step
-  off_cpu,       // ms that it does not run, as if others had its core
-  engine_alloc,  // allocations that it makes in a turn
-  evict_cache,   // blocks of the prefix cache that are given up; 0: all
-  clock_jump,    // ms that the clock moves by; may be negative
-  device_error,  // the device is lost, and with it the process
+  cpu_stall,         // ms that the engine's thread computes for nothing before a step
+  off_cpu,           // ms that it does not run, as if others had its core
+  engine_alloc,      // allocations that it makes in a turn
+  evict_cache,       // blocks of the prefix cache that are given up; 0: all
+  clock_jump,        // ms that the clock moves by; may be negative
+  device_error,      // the device is lost, and with it the process
+  engine_exception,  // nobody expects it, so it ends the process; 0: on the engine's thread; 1: on the
+                     // executor's
 
-  alloc_failure,    // no memory for a request that comes
+  alloc_failure,    // 0: no memory for a request that comes; std::bad_alloc, 1: as it is read, 2: as the engine
+                    // is handed it, 3: as its answer is made, 4: as a connection is accepted, 5: as bytes are
+                    // taken in
   short_write,      // bytes that the socket takes at most; at least 1
-  eagain,           // it takes none now
-  kill_connection,  // 1: while it reads a request; 2: while it sends an answer; 0: either
+  short_read,       // bytes that it gives at most; at least 1
+  eagain,           // 1: it gives none now; 2: it takes none; 0: either
+  kill_connection,  // 1: while it reads a request; 2: while it sends an answer; 0: either; from 3 on: in one
+                    // state
   disk_full,        // a block cannot be written to its file
   slow_disk,        // ms that the disk takes longer
 };
@@ -87,6 +94,9 @@ void disarm();
 std::optional<int64_t> met(Fault fault);             // n: how often it was met
 std::optional<int64_t> met(Fault fault, int64_t n);  // rules that name no request
 std::optional<int64_t> met(Fault fault, std::string_view request, int64_t nth_token);  // rules that do
+// A place that has several names: rules whose amount is one of them. n: the number given, else how often such a
+// rule's places were met.
+bool met_at(Fault fault, std::initializer_list<int64_t> names, std::optional<int64_t> n = {});
 
 // Computes for nothing: the thread stays on its core.
 void burn_ms(int64_t ms);

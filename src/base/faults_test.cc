@@ -63,6 +63,16 @@ TEST_F(FaultsTest, WithoutANumberAPlaceCountsItsMeetings) {
   EXPECT_EQ(faults::met(Fault::short_write), 1);
 }
 
+TEST_F(FaultsTest, APlaceOfSeveralNamesIsMetByEachAndCountsForItsOwnRules) {
+  arm("kill_connection:amount=2,from=2,count=1; kill_connection:amount=5,from=2,count=1");
+  EXPECT_FALSE(faults::met_at(Fault::kill_connection, {0, 1, 4})) << "nobody's";
+  EXPECT_FALSE(faults::met_at(Fault::kill_connection, {0, 2, 4}));
+  EXPECT_TRUE(faults::met_at(Fault::kill_connection, {0, 2, 5})) << "the first rule, for the second time";
+  EXPECT_FALSE(faults::met_at(Fault::kill_connection, {0, 1, 5}));
+  EXPECT_TRUE(faults::met_at(Fault::kill_connection, {0, 1, 5}));
+  EXPECT_FALSE(faults::met_at(Fault::eagain, {2}));
+}
+
 TEST_F(FaultsTest, WhatIsWrongIsNamed) {
   for (const auto& [text, part] :
        std::vector<std::pair<const char*, const char*>>{{"", "no fault"},

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <csignal>
 #include <cstdlib>
 
 #include "cli/signals.h"
@@ -59,6 +62,19 @@ TEST(Signals, TheSameWishTwiceIsNoImpatience) {
   EXPECT_FALSE(is_impatient(0, 5)) << "the first";
   EXPECT_FALSE(is_impatient(1000, 1000 + kSameWishNs - 1));
   EXPECT_TRUE(is_impatient(1000, 1000 + kSameWishNs));
+}
+
+TEST(Signals, TheSameWishDoesNotKillWhatIsEndingAlready) {
+  const auto end_after_a_signal = [] {
+    {
+      const Signals signals(Signals::Watch::both);
+      std::raise(SIGTERM);
+    }
+    std::raise(SIGTERM);
+    _exit(0);
+  };
+  EXPECT_EXIT(
+      end_after_a_signal(), [](int status) { return WIFEXITED(status); }, "");
 }
 
 TEST(CommandLine, ServeFlagsSetKeys) {

@@ -52,10 +52,10 @@ Signals::Signals(Watch watch) {
   sigaction(SIGHUP, &action, nullptr);
 }
 
+// The handlers stay where a signal has begun the end: the same wish said twice is none to die by.
 Signals::~Signals() {
-  std::signal(SIGINT, SIG_DFL);
-  std::signal(SIGTERM, SIG_DFL);
-  std::signal(SIGHUP, SIG_DFL);
+  if (seen.load() == 0)
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);
   close(event_fd.exchange(-1));
 }
 

@@ -129,7 +129,7 @@ class EngineImpl final : public Engine {
       meters_.rejected_invalid.add();
       return Error{ErrorCode::kUnsupported, "hidden states are pooled on a CPU only, not on a card"};
     }
-    if (faults::armed() && faults::met(Fault::alloc_failure)) {
+    if (faults::armed() && faults::met_at(Fault::alloc_failure, {0})) {
       meters_.rejected_full.add();
       return Error{ErrorCode::kResourceExhausted, "there is no memory for another request; try again later"};
     }

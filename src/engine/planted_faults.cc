@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <limits>
+#include <stdexcept>
 
 #include "sched/sequence.h"
 
@@ -25,6 +26,8 @@ std::optional<PlantedAt> planted(Fault fault, const Step& step) {
 void plant_before(const Step& step) {
   if (const auto at = planted(Fault::slow_step, step)) faults::burn_ms(at->amount);
   CHECK(!planted(Fault::device_error, step), "the device is lost (SLUICE_FAULTS)");
+  if (faults::met_at(Fault::engine_exception, {1}, step.record.step))
+    throw std::runtime_error("planted on the executor's thread (SLUICE_FAULTS)");
 }
 
 OpPlanter::OpPlanter(const Step& step, int layers) {

@@ -16,7 +16,7 @@ struct PlantedAt {
 };
 std::optional<PlantedAt> planted(Fault fault, const Step& step);
 
-// Before a step runs, on the executor's thread: one that is slow, or the last.
+// Before a step runs, on the executor's thread: one that is slow, or the last, which may end by an exception.
 void plant_before(const Step& step);
 
 // Breaks what one op gives for one row (nan_logits, flat_logits).

@@ -1,6 +1,7 @@
 // The loop's dealings with single requests: their streams, times and meters. The loop itself is step_loop.cc.
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -379,6 +380,8 @@ void StepLoop::meet_faults() {
     }
   if (const auto most = faults::met(Fault::evict_cache, next_step_)) scheduler_.give_up_cached(int(*most));
   if (const auto jump = faults::met(Fault::clock_jump, next_step_)) clock_offset_ns += *jump * 1'000'000;
+  if (faults::met_at(Fault::engine_exception, {0}, next_step_))
+    throw std::runtime_error("planted on the engine's thread (SLUICE_FAULTS)");
 }
 
 // `cpu_began`: the thread's CPU time when it began to take the step back.

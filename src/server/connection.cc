@@ -55,6 +55,16 @@ Connection::Connection(std::shared_ptr<Loop> loop, Loop::Socket socket, uint64_t
 
 Connection::~Connection() { account_body(0); }
 
+template <typename Work>
+void Connection::guarded(Work&& work) {
+  try {
+    work();
+  } catch (const std::exception& e) {
+    LOG(error, "an answer failed: {}", e.what());
+    left("internal_error");
+  }
+}
+
 void Connection::start() {
   const ServerConfig& config = loop_->shared.config;
   // A handshake has as long as a request's head.
@@ -64,35 +74,38 @@ void Connection::start() {
 
 namespace {
 
-// What tests plant on a socket (base/faults.h). `side` is 1 while a request is read, 2 while an answer is sent.
-// False: the system call does not happen, and errno says why.
-bool passes_faults(int fd, int64_t side, size_t& bytes) {
-  const auto kill = faults::met(Fault::kill_connection);
-  if (kill && (*kill == 0 || *kill == side)) {
+constexpr int64_t kReading = 1, kSending = 2, kFirstState = 3;  // what amounts of rules name
+
+// What tests plant on a socket (base/faults.h). False: the system call does not happen, and errno says why.
+// `bytes` null: the socket is OpenSSL's, which moves records and not bytes.
+bool passes_faults(int fd, int64_t side, int64_t state, size_t* bytes) {
+  if (faults::met_at(Fault::kill_connection, {0, side, kFirstState + state})) {
     ::shutdown(fd, SHUT_RDWR);
     errno = ECONNRESET;
     return false;
   }
-  if (side == 1) return true;
-  if (faults::met(Fault::eagain)) {
+  if (faults::met_at(Fault::eagain, {0, side})) {
     errno = EAGAIN;
     return false;
   }
-  if (const auto most = faults::met(Fault::short_write))
-    bytes = std::min(bytes, size_t(std::max<int64_t>(1, *most)));
+  if (bytes == nullptr) return true;
+  if (const auto most = faults::met(side == kReading ? Fault::short_read : Fault::short_write))
+    *bytes = std::min(*bytes, size_t(std::max<int64_t>(1, *most)));
   return true;
 }
 
 }  // namespace
 
 ssize_t Connection::receive(char* data, size_t bytes) {
-  if (faults::armed() && !passes_faults(socket_.native_handle(), 1, bytes)) [[unlikely]]
+  if (faults::armed() &&
+      !passes_faults(socket_.native_handle(), kReading, int64_t(state_), tls_ ? nullptr : &bytes)) [[unlikely]]
     return -1;
   return tls_ ? tls_->read(data, bytes) : ::recv(socket_.native_handle(), data, bytes, MSG_DONTWAIT);
 }
 
 ssize_t Connection::transmit(const char* data, size_t bytes) {
-  if (faults::armed() && !passes_faults(socket_.native_handle(), 2, bytes)) [[unlikely]]
+  if (faults::armed() &&
+      !passes_faults(socket_.native_handle(), kSending, int64_t(state_), tls_ ? nullptr : &bytes)) [[unlikely]]
     return -1;
   return tls_ ? tls_->write(data, bytes)
               : ::send(socket_.native_handle(), data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -125,7 +138,7 @@ void Connection::arm_read() {
   reading_ = true;
   socket_.async_wait(Loop::Socket::wait_read, [self = shared_from_this()](boost::system::error_code ec) {
     self->reading_ = false;
-    if (!ec) self->on_readable();
+    if (!ec) self->guarded([&] { self->on_readable(); });
   });
 }
 
@@ -135,8 +148,8 @@ void Connection::arm_write() {
   socket_.async_wait(Loop::Socket::wait_write, [self = shared_from_this()](boost::system::error_code ec) {
     self->writing_ = false;
     if (ec) return;
-    if (self->tls_ && self->tls_->read_wants_write()) return self->on_readable();
-    self->send();
+    const bool reads = self->tls_ && self->tls_->read_wants_write();
+    self->guarded([&] { reads ? self->on_readable() : self->send(); });
   });
 }
 
@@ -156,6 +169,8 @@ void Connection::on_readable() {
       if (tls_ && tls_->read_wants_write()) return arm_write();
       break;
     }
+    if (faults::armed() && faults::met_at(Fault::alloc_failure, {5})) [[unlikely]]
+      throw std::bad_alloc();
     take({scratch.data(), size_t(n)});
     if (size_t(n) < scratch.size()) break;
     if (state_ == State::answering && in_.size() > limits::kPipelinedBytes) break;
@@ -441,6 +456,10 @@ void Connection::close() {
 }
 
 void Connection::expire(TimeNs now) {
+  guarded([&] { pass_deadline(now); });
+}
+
+void Connection::pass_deadline(TimeNs now) {
   if (write_deadline_ != 0 && now > write_deadline_) {
     write_timeouts().add();
     return left("write_timeout");
@@ -467,30 +486,33 @@ void Connection::expire(TimeNs now) {
 }
 
 void Connection::drain() {
-  if (state_ == State::idle && unsent() == 0 && in_.empty()) close();
+  const auto rests = [this] { return state_ == State::idle && unsent() == 0 && in_.empty(); };
+  if (!rests()) return;
+  guarded([this] { on_readable(); });  // a request that has come already is answered
+  if (rests() && began_ != 0) close();
 }
 
 void Connection::shut_down() {
-  if (auto listener = listener_) listener->on_shutdown();
+  guarded([this] {
+    if (auto listener = listener_) listener->on_shutdown();
+  });
 }
 
 void Connection::wake() { loop_->wake(shared_from_this()); }
 
 void Connection::post(std::function<void()> work) {
-  boost::asio::post(loop_->context, [loop = loop_, work = std::move(work)] {
-    loop->note_work();
-    work();
+  boost::asio::post(loop_->context, [self = shared_from_this(), work = std::move(work)] {
+    self->loop_->note_work();
+    self->guarded(work);
   });
 }
 
-// A fault in one answer ends that connection, and nothing else.
 void Connection::run_wake() {
-  try {
+  guarded([this] {
+    if (faults::armed() && faults::met_at(Fault::alloc_failure, {3})) [[unlikely]]
+      throw std::bad_alloc();
     if (auto listener = listener_) listener->on_wake();
-  } catch (const std::exception& e) {
-    LOG(error, "an answer failed: {}", e.what());
-    left("internal_error");
-  }
+  });
 }
 
 }  // namespace sluice

@@ -46,6 +46,7 @@ struct Loop : std::enable_shared_from_this<Loop> {
 
   explicit Loop(std::shared_ptr<NetworkShared> shared_state);
   void accept();
+  void take_in(Socket socket);
   void tick();
   void run_woken();
   void note_work();  // something is being handled: turn_ended will be called behind what else is ready now
@@ -78,7 +79,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   void start();
   void refuse(int status, const char* message);  // in place of start: over the limit of connections
   void expire(TimeNs now);
-  void drain();      // closes an idle connection
+  void drain();      // closes it between two requests; before its first it may still ask
   void shut_down();  // tells the listener
   void close();
   void run_wake();
@@ -107,6 +108,10 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
     closed,
   };
 
+  // A fault in one answer, no memory for instance, ends that connection, and nothing else.
+  template <typename Work>
+  void guarded(Work&& work);
+  void pass_deadline(TimeNs now);
   ssize_t receive(char* data, size_t bytes);
   ssize_t transmit(const char* data, size_t bytes);
   void arm_read();

@@ -1,5 +1,6 @@
 #include "server/generation.h"
 
+#include "base/faults.h"
 #include "base/log.h"
 #include "base/meter.h"
 #include "base/probes.h"
@@ -18,6 +19,12 @@ struct Meters {
   }
   Counter& started = meter::counter("sluice_http_generations_started_total",
                                     "Generation requests over HTTP that were handed to the engine.");
+  Counter& gone(std::string_view why) {
+    return why == "write_timeout"    ? write_timeout
+           : why == "internal_error" ? failed
+           : why == "server_stopped" ? shutdown
+                                     : left;
+  }
   Counter& completed = ended("completed");
   Counter& left = ended("client_disconnect");
   Counter& write_timeout = ended("write_timeout");
@@ -81,7 +88,7 @@ void Generation::start(std::shared_ptr<HttpExchange> exchange, ServedModel& mode
       new Generation(std::move(exchange), model, std::move(plan), std::move(format)));
   self->exchange_->listen(self);
   self->submitted_ = now_ns();
-  if (Status status = self->submit_all(); !status.ok()) {
+  if (Status status = self->submit(); !status.ok()) {
     self->over_ = true;
     self->account_.drop();
     self->cancel_all();
@@ -139,6 +146,15 @@ Request Generation::request_of(int prompt, int k) const {
   return request;
 }
 
+// Lack of memory in the middle is told like that of the engine: what was submitted is cancelled.
+Status Generation::submit() {
+  try {
+    return submit_all();
+  } catch (const std::bad_alloc&) {
+    return Error{ErrorCode::kResourceExhausted, "there is no memory for another request; try again later"};
+  }
+}
+
 Status Generation::submit_all() {
   const int n = plan_.options.n;
   const auto exchange = exchange_;
@@ -149,18 +165,23 @@ Status Generation::submit_all() {
                  n > 1 ? "n" : "prompt"};
   }
   account_.open(plan_.log, account_head(), plan_.arrival);
-  for (int p = 0; p < int(plan_.prompts.size()); ++p) {
+  running_.reserve(size_t(n * prompts));
+  for (int p = 0; p < prompts; ++p) {
     for (int k = 0; k < n; ++k) {
-      auto stream = model_.engine().enqueue(request_of(p, k), [exchange] { exchange->wake(); });
-      if (!stream.ok()) return stream.error();
+      if (faults::armed() && faults::met_at(Fault::alloc_failure, {2})) [[unlikely]]
+        throw std::bad_alloc();
       Running running;
-      running.stream = std::move(stream).value();
       running.prompt = p;
-      account_.add_choice({running.stream, &running.stream->progress()});
       const int offset = plan_.echo ? code_points(plan_.prompts[size_t(p)].text) : 0;
       running.choice =
           std::make_unique<Choice>(p * n + k, model_.tokenizer(), plan_.options, plan_.keep_tokens, offset);
+      auto stream = model_.engine().enqueue(request_of(p, k), [exchange] { exchange->wake(); });
+      if (!stream.ok()) return stream.error();
+      // From here to the next line nothing may fail: what the engine has is found by cancel_all.
+      running.stream = std::move(stream).value();
       running_.push_back(std::move(running));
+      const auto& handed = running_.back().stream;
+      account_.add_choice({handed, &handed->progress()});
     }
   }
   return {};
@@ -318,7 +339,7 @@ void Generation::on_gone(const char* why) {
   over_ = true;
   release();
   cancel_all();
-  (std::string_view(why) == "write_timeout" ? meters().write_timeout : meters().left).add();
+  meters().gone(why).add();
   log_end(why);
 }
 

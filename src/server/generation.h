@@ -125,6 +125,7 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
 
   Generation(std::shared_ptr<HttpExchange> exchange, ServedModel& model, GenerationPlan plan,
              std::unique_ptr<AnswerFormat> format);
+  Status submit();
   Status submit_all();
   Request request_of(int prompt, int k) const;
   void pump();

@@ -10,6 +10,7 @@
 #include <ctime>
 #include <thread>
 
+#include "base/faults.h"
 #include "base/log.h"
 #include "base/meter.h"
 #include "server/connection.h"
@@ -34,28 +35,38 @@ void Loop::accept() {
       });
       return;
     }
-    boost::system::error_code ignored;
-    socket.set_option(asio::ip::tcp::no_delay(true), ignored);
-    const auto remote = socket.remote_endpoint(ignored);
-    const uint64_t address = ignored ? 0 : AddressLimit::key_of(remote.address());
-    const bool welcome = shared.addresses.enter(address, shared.config.max_connections_per_address);
-    auto connection =
-        std::make_shared<Connection>(shared_from_this(), std::move(socket), welcome ? address : 0);
-    connections.insert(connection);
-    if (!welcome)
-      connection->refuse(429, "Too many connections from this address.");
-    else if (shared.connections.load(std::memory_order_relaxed) > shared.config.max_connections)
-      connection->refuse(503, "Too many connections.");
-    else
-      connection->start();
+    try {
+      take_in(std::move(socket));
+    } catch (const std::exception& e) {
+      LOG(error, "a connection was not taken in: {}", e.what());
+    }
     accept();
   });
+}
+
+void Loop::take_in(Socket socket) {
+  if (faults::armed() && faults::met_at(Fault::alloc_failure, {4})) [[unlikely]]
+    throw std::bad_alloc();
+  boost::system::error_code ignored;
+  socket.set_option(asio::ip::tcp::no_delay(true), ignored);
+  const auto remote = socket.remote_endpoint(ignored);
+  const uint64_t address = ignored ? 0 : AddressLimit::key_of(remote.address());
+  const bool welcome = shared.addresses.enter(address, shared.config.max_connections_per_address);
+  auto connection = std::make_shared<Connection>(shared_from_this(), std::move(socket), welcome ? address : 0);
+  connections.insert(connection);
+  if (!welcome)
+    connection->refuse(429, "Too many connections from this address.");
+  else if (shared.connections.load(std::memory_order_relaxed) > shared.config.max_connections)
+    connection->refuse(503, "Too many connections.");
+  else
+    connection->start();
 }
 
 void Loop::tick() {
   timer.expires_after(std::chrono::milliseconds(limits::kTickMs));
   timer.async_wait([this](boost::system::error_code ec) {
     if (ec || stopped.load(std::memory_order_relaxed)) return;
+    tick();  // first: nothing that fails below may end it
     const TimeNs now = now_ns();
     std::vector<std::shared_ptr<Connection>> late;
     for (const auto& c : connections) {
@@ -63,7 +74,6 @@ void Loop::tick() {
         late.push_back(c);
     }
     for (const auto& c : late) c->expire(now);
-    tick();
   });
 }
 
@@ -94,12 +104,12 @@ void Loop::run_woken() {
 
 void Loop::note_work() {
   if (turn_noted) return;
-  turn_noted = true;
   // Behind the handlers of all sockets that the last look found ready.
   asio::post(context, [this] {
     turn_noted = false;
     shared.handler->turn_ended();
   });
+  turn_noted = true;  // not where there was no memory for the above
 }
 
 void Loop::close_all() {

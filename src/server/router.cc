@@ -4,6 +4,7 @@
 #include <charconv>
 #include <ctime>
 
+#include "base/faults.h"
 #include "base/log.h"
 #include "base/meter.h"
 #include "observe/process_meters.h"
@@ -146,6 +147,8 @@ void Router::handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange)
   if (caller.style == ErrorStyle::anthropic) exchange->add_header("Request-Id", caller.id);
   for (const auto& [name, value] : cors_.headers(request)) exchange->add_header(name, value);
   try {
+    if (faults::armed() && faults::met_at(Fault::alloc_failure, {1})) [[unlikely]]
+      throw std::bad_alloc();
     route_request(request, exchange, caller);
   } catch (const std::exception& e) {
     const LogScope about(log_ids(caller.trace, caller.id));
