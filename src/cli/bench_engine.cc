@@ -288,9 +288,10 @@ int bench_engine(const Config& config, const BenchEngineOptions& options) {
   const Limits limits = measure_limits(**backend, integer_weights);
 
   LoadProgressLine progress;
-  Result<Weights> weights = load_weights(checkpoint, spec, **backend, [&](size_t done, size_t total) {
+  const auto tell = [&](size_t done, size_t total) {
     progress.show("weights", total ? double(done) / double(total) : 1);
-  });
+  };
+  Result<Weights> weights = load_weights(checkpoint, spec, **backend, tell, engine.fusion);
   progress.clear();
   if (!weights) return failure(weights.error());
   auto rig = BenchRig::make(spec, *weights, **backend, config.model.engine, sizes);

@@ -62,6 +62,10 @@ const Key kKeys[] = {
      "Longest prompt plus answer, from 16 to what the model was trained for; 0: that."},
     {"engine.logit_rows", "engine", "rows", SLOT(model.engine.logit_rows), 1, 4096, "",
      "Rows of logits computed at a time; bounds the memory that prompt log-probabilities take."},
+    {"engine.fusion", "engine", "", SLOT(model.engine.fusion), 0, 0, "",
+     "q, k and v are one matrix product, gate and up are one, and what is added to the residual is added by "
+     "the "
+     "norm behind it (the default); without, each is an op of its own, to measure what that is worth."},
     {"engine.graphs", "engine", "", SLOT(model.engine.graphs), 0, 0, "",
      "On a card, record the steps of decoding at start and replay them (the default); without, each step is "
      "launched op by op. No effect on a CPU."},

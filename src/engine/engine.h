@@ -113,6 +113,7 @@ struct EngineConfig {
   int logit_rows = 64;          // rows of logits at a time
   bool graphs = true;           // record steps and replay them, on devices that can
   double gpu_memory_fraction = 0.9;    // of a card's memory, what everything together may take
+  bool fusion = true;                  // load_weights
   bool gpu_fused_quantization = true;  // CudaOptions::fuse_quantization
   bool gpu_bf16_copies = true;         // CudaOptions::bf16_copies
   BatchingSettings batching = {};      // who may start when

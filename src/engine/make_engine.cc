@@ -24,7 +24,9 @@ ModelCost cost_of(const ModelSpec& spec, const LayerGroups& groups, const Weight
       2 * size_t(kv.layers_per_group) * size_t(kv.kv_heads) * size_t(kv.head_dim) * dtype_size(kv.dtype);
   const auto product = [](const Weight& w) { return 2.0 * double(w.rows) * double(w.cols); };
   for (const LayerWeights& w : weights.layers) {
-    for (const Weight* m : {&w.qkv, &w.o, &w.gate_up, &w.down, &w.router}) cost.flops_per_token += product(*m);
+    for (const Weight* m : {&w.o, &w.down, &w.router}) cost.flops_per_token += product(*m);
+    for (const SideBySide* s : {&w.qkv, &w.gate_up})
+      for (const Weight& m : *s) cost.flops_per_token += product(m);
     if (!w.experts.empty())
       cost.flops_per_token +=
           spec.experts_per_token * (product(w.experts[0].gate_up) + product(w.experts[0].down));

@@ -55,9 +55,10 @@ std::vector<int32_t> end_ids_of(const ServedModelImpl& model) {
 Result<std::unique_ptr<Engine>> computing_engine(ServedModelImpl& model, const Checkpoint& checkpoint,
                                                  const EngineConfig& config, const LoadListener& tell) {
   tell("weights", 0);
-  auto weights = load_weights(checkpoint, model.spec_, *model.backend_, [&](size_t done, size_t total) {
+  const auto progress = [&](size_t done, size_t total) {
     tell("weights", total ? double(done) / double(total) : 1);
-  });
+  };
+  auto weights = load_weights(checkpoint, model.spec_, *model.backend_, progress, config.fusion);
   if (!weights) return std::move(weights).error();
   model.weights_ = std::move(*weights);
 

@@ -68,7 +68,7 @@ void Decoder::forward(const BatchInput& batch, const KvPool& kv) {
     const KvLayer place{kv.data, kv.block_bytes, groups_.index_in[size_t(layer)],
                         groups_.group_of[size_t(layer)]};
 
-    backend_.linear({normed, w.qkv, w.qkv_bias.as<float>(), qkv});
+    project(normed, w.qkv, w.qkv_bias.as<float>(), qkv);
     tell(layer, "qkv", qkv);
     backend_.rope_store_kv({.qkv = qkv,
                             .batch = batch,
@@ -96,14 +96,29 @@ void Decoder::forward(const BatchInput& batch, const KvPool& kv) {
 
     backend_.linear({attended, w.o, nullptr, normed});
     tell(layer, "o", normed);
-    backend_.add_rms_norm(
-        {hidden, normed, w.post_attn_norm.as<float>(), w.ffn_norm.as<float>(), s.norm_eps, normed});
+    add_norm(hidden, normed, w.post_attn_norm, w.ffn_norm);
     feed_forward(layer, normed);
     const Buffer& next_norm = last ? weights_.final_norm : weights_.layers[size_t(layer) + 1].attn_norm;
-    backend_.add_rms_norm(
-        {hidden, normed, w.post_ffn_norm.as<float>(), next_norm.as<float>(), s.norm_eps, normed});
+    add_norm(hidden, normed, w.post_ffn_norm, next_norm);
     tell(layer, "norm", normed);
   }
+}
+
+void Decoder::project(const Tensor& x, const SideBySide& weights, const float* bias, const Tensor& out) {
+  int64_t at = 0;
+  for (const Weight& w : weights) {
+    backend_.linear({x, w, bias ? bias + at : nullptr, out.columns(at, w.rows)});
+    at += w.rows;
+  }
+}
+
+// In place. Gemma's addition has a norm of its own, and is one op with it either way.
+void Decoder::add_norm(const Tensor& hidden, const Tensor& x, const Buffer& post_norm, const Buffer& norm) {
+  const auto* post = post_norm.as<float>();
+  const auto* weight = norm.as<float>();
+  if (weights_.fused || post) return backend_.add_rms_norm({hidden, x, post, weight, spec_.norm_eps, x});
+  backend_.add_rms_norm({hidden, x, nullptr, nullptr, spec_.norm_eps, x});
+  backend_.rms_norm({hidden, weight, spec_.norm_eps, x});
 }
 
 // In place.
@@ -112,7 +127,7 @@ void Decoder::feed_forward(int layer, const Tensor& normed) {
   const int64_t rows = normed.rows;
   if (spec_.experts == 0) {
     const Tensor gate_up = gate_up_.first_rows(rows), gated = gated_.first_rows(rows);
-    backend_.linear({normed, w.gate_up, nullptr, gate_up});
+    project(normed, w.gate_up, nullptr, gate_up);
     tell(layer, "gate_up", gate_up);
     backend_.act_mul({gate_up, spec_.activation, gated});
     tell(layer, "act", gated);

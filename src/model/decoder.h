@@ -50,6 +50,8 @@ class Decoder {
   size_t wanted_bytes() const { return wanted_bytes_; }  // the same, also where they could not be allocated
 
  private:
+  void project(const Tensor& x, const SideBySide& weights, const float* bias, const Tensor& out);
+  void add_norm(const Tensor& hidden, const Tensor& x, const Buffer& post_norm, const Buffer& norm);
   void feed_forward(int layer, const Tensor& normed);
   void tell(int layer, const char* op, const Tensor& out) {
     if (watch_) [[unlikely]]

@@ -115,6 +115,12 @@ TEST_P(Tiny, ChunksAndBatchesChangeNothing) {
   EXPECT_EQ(batched.step(all), want);
 }
 
+TEST_P(Tiny, FusedAndUnfusedGiveTheSameBits) {
+  TestRun fused = make_run(), unfused(folder(), make_backend(backend()), false);
+  const std::vector<int32_t> ids = cases().at(0).at("prompt_ids");
+  EXPECT_EQ(unfused.step({{0, ids, 3}}), fused.step({{0, ids, 3}}));
+}
+
 TEST_P(Tiny, GreedyIdsAreTheReferences) {
   TestRun run = make_run_as_made();
   const nlohmann::json all = cases();

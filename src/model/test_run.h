@@ -24,12 +24,13 @@ class TestRun {
   static constexpr int kBlockTokens = 16, kMaxTokens = 256, kMaxBlocksPerSequence = 64, kBlocks = 1024,
                        kMaxSequences = 16, kLogitRows = 8;
 
-  TestRun(const std::string& path, std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {
+  TestRun(const std::string& path, std::unique_ptr<Backend> backend, bool fused = true)
+      : backend_(std::move(backend)) {
     Result<std::unique_ptr<Checkpoint>> opened = open_checkpoint(path);
     CHECK(opened.ok(), opened.ok() ? "" : opened.error().message.c_str());
     spec_ = (*opened)->spec();
     groups_ = layer_groups(spec_);
-    Result<Weights> loaded = load_weights(**opened, spec_, *backend_, {});
+    Result<Weights> loaded = load_weights(**opened, spec_, *backend_, {}, fused);
     CHECK(loaded.ok(), loaded.ok() ? "" : loaded.error().message.c_str());
     weights_ = std::move(*loaded);
     decoder_ = std::make_unique<Decoder>(spec_, groups_, weights_, *backend_, kMaxTokens, kLogitRows);

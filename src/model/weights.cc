@@ -13,14 +13,16 @@ namespace {
 
 class Loader {
  public:
-  Loader(const Checkpoint& checkpoint, const ModelSpec& spec, Backend& backend, const LoadProgress& progress)
-      : checkpoint_(checkpoint), spec_(spec), backend_(backend), progress_(progress) {
+  Loader(const Checkpoint& checkpoint, const ModelSpec& spec, Backend& backend, const LoadProgress& progress,
+         bool fused)
+      : checkpoint_(checkpoint), spec_(spec), backend_(backend), progress_(progress), fused_(fused) {
     for (const Slot& slot : slots_of(spec)) total_ += size_t(slot.rows) * size_t(slot.cols);
   }
 
   Result<Weights> run() {
     Weights w;
     w.experts_per_token = spec_.experts_per_token;
+    w.fused = fused_;
     w.embedding = matrix({"token_embd.weight"});
     for (int layer = 0; layer < spec_.layers && ok(); layer++) w.layers.push_back(layer_weights(layer));
     w.final_norm = vector({"output_norm.weight"});
@@ -40,8 +42,8 @@ class Loader {
     layer_ = layer;
     LayerWeights w;
     w.attn_norm = vector({"attn_norm.weight"});
-    w.qkv = spec_.fused_projections ? matrix({"attn_qkv.weight"})
-                                    : matrix({"attn_q.weight", "attn_k.weight", "attn_v.weight"});
+    w.qkv = spec_.fused_projections ? side_by_side({"attn_qkv.weight"})
+                                    : side_by_side({"attn_q.weight", "attn_k.weight", "attn_v.weight"});
     if (spec_.qkv_bias) w.qkv_bias = vector({"attn_q.bias", "attn_k.bias", "attn_v.bias"});
     if (spec_.qk_norm) w.q_norm = vector({"attn_q_norm.weight"});
     if (spec_.qk_norm) w.k_norm = vector({"attn_k_norm.weight"});
@@ -52,8 +54,8 @@ class Loader {
       w.router = matrix({"ffn_gate_inp.weight"});
       for (int e = 0; e < spec_.experts && ok(); e++) w.experts.push_back(expert_weights(e));
     } else {
-      w.gate_up =
-          spec_.fused_projections ? matrix({"ffn_up.weight"}) : matrix({"ffn_gate.weight", "ffn_up.weight"});
+      w.gate_up = spec_.fused_projections ? side_by_side({"ffn_up.weight"})
+                                          : side_by_side({"ffn_gate.weight", "ffn_up.weight"});
       w.down = matrix({"ffn_down.weight"});
     }
     if (spec_.post_norms) w.post_ffn_norm = vector({"post_ffw_norm.weight"});
@@ -81,6 +83,17 @@ class Loader {
                                                       checkpoint_.path(), shown(slot))};
     }
     return source;
+  }
+
+  SideBySide side_by_side(Names names) {
+    SideBySide out;
+    if (fused_) {
+      out.push_back(matrix(names));
+    } else {
+      for (const char* name : names)
+        if (ok()) out.push_back(matrix({name}));
+    }
+    return out;
   }
 
   // The sources' rows one after the other, as one packed weight.
@@ -163,6 +176,7 @@ class Loader {
   const ModelSpec& spec_;
   Backend& backend_;
   const LoadProgress& progress_;
+  const bool fused_;
   int layer_ = -1;
   size_t done_ = 0, total_ = 0;
   std::optional<Error> error_;
@@ -173,7 +187,9 @@ class Loader {
 size_t Weights::bytes() const {
   size_t n = embedding.bytes() + head.bytes() + final_norm.bytes() + inv_freq.bytes() + local_inv_freq.bytes();
   for (const LayerWeights& l : layers) {
-    for (const Weight* w : {&l.qkv, &l.o, &l.gate_up, &l.down, &l.router}) n += w->bytes();
+    for (const Weight* w : {&l.o, &l.down, &l.router}) n += w->bytes();
+    for (const SideBySide* s : {&l.qkv, &l.gate_up})
+      for (const Weight& w : *s) n += w.bytes();
     for (const ExpertWeights& e : l.experts) n += e.gate_up.bytes() + e.down.bytes();
     for (const Buffer* b :
          {&l.attn_norm, &l.qkv_bias, &l.q_norm, &l.k_norm, &l.post_attn_norm, &l.ffn_norm, &l.post_ffn_norm}) {
@@ -193,8 +209,8 @@ size_t Weights::bytes_per_token() const {
 }
 
 Result<Weights> load_weights(const Checkpoint& checkpoint, const ModelSpec& spec, Backend& backend,
-                             const LoadProgress& progress) {
-  return Loader(checkpoint, spec, backend, progress).run();
+                             const LoadProgress& progress, bool fused) {
+  return Loader(checkpoint, spec, backend, progress, fused).run();
 }
 
 }  // namespace sluice

@@ -13,16 +13,19 @@
 
 namespace sluice {
 
+// What reads the same input, the outputs side by side: one matrix, or one each where ops are not fused.
+using SideBySide = std::vector<Weight>;
+
 // Vectors stay f32 in device memory.
 struct LayerWeights {
   Buffer attn_norm;                    // [C]
-  Weight qkv;                          // [(H + 2G) * D, C]
+  SideBySide qkv;                      // [(H + 2G) * D, C] together
   Buffer qkv_bias;                     // [(H + 2G) * D] or empty
   Buffer q_norm, k_norm;               // [D] or empty
   Weight o;                            // [C, H * D]
   Buffer post_attn_norm;               // [C] or empty
   Buffer ffn_norm;                     // [C]
-  Weight gate_up;                      // [2F, C], or empty where there are experts
+  SideBySide gate_up;                  // [2F, C] together, or empty where there are experts
   Weight down;                         // [C, F], likewise
   Weight router;                       // [E, C], or empty where there are none
   std::vector<ExpertWeights> experts;  // [E]
@@ -35,6 +38,7 @@ struct Weights {
   Buffer final_norm;  // [C]
   std::vector<LayerWeights> layers;
   int experts_per_token = 0;
+  bool fused = true;      // as it was loaded; Decoder does what is left of it
   Buffer inv_freq;        // [rotary / 2]
   Buffer local_inv_freq;  // [rotary / 2] or empty
 
@@ -48,8 +52,10 @@ struct Weights {
 // Progress of a load: weights (numbers, not bytes) done of all. Called from the loading thread.
 using LoadProgress = std::function<void(size_t done, size_t total)>;
 
-// Errors name the file and the tensor: missing, wrong shape, unknown type.
+// Errors name the file and the tensor: missing, wrong shape, unknown type. `fused`: q, k and v are one product,
+// gate and up are one, and the addition to the residual is the norm's behind it. Without, each is an op of its
+// own, which is slower: for measuring what that is worth.
 Result<Weights> load_weights(const Checkpoint& checkpoint, const ModelSpec& spec, Backend& backend,
-                             const LoadProgress& progress);
+                             const LoadProgress& progress, bool fused = true);
 
 }  // namespace sluice

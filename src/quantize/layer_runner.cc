@@ -157,9 +157,9 @@ void LayerRunner::run(Matrix& residual, const std::function<void(Input, const Te
   const LayerWeights& w = weights_.layers[0];
   backend_.on_linear = [&](const LinearArgs& a) {
     if (!seen) return;
-    if (&a.w == &w.qkv) seen(Input::qkv, a.x);
+    if (&a.w == &w.qkv[0]) seen(Input::qkv, a.x);
     if (&a.w == &w.o) seen(Input::attention_output, a.x);
-    if (&a.w == &w.gate_up) seen(Input::gate_up, a.x);
+    if (!w.gate_up.empty() && &a.w == &w.gate_up[0]) seen(Input::gate_up, a.x);
     if (&a.w == &w.down) seen(Input::down, a.x);
   };
   decoder_->forward(batch, pool_);

@@ -126,12 +126,12 @@ struct RmsNormArgs {
 };
 
 // residual += x (or += rms_norm(x) * post_weight where post_weight is given, as Gemma does); out =
-// rms_norm(residual) * weight.
+// rms_norm(residual) * weight. Without a weight (and post_weight) only the first, and `out` is not touched.
 struct AddRmsNormArgs {
   Tensor residual;           // [T, C] f32, updated
   Tensor x;                  // [T, C]
   const float* post_weight;  // [C] or null
-  const float* weight;       // [C]
+  const float* weight;       // [C] or null
   float eps;
   Tensor out;  // [T, C]; may be x
 };

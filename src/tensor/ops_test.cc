@@ -60,6 +60,17 @@ TEST_P(Ops, AddRmsNorm) {
   }
 }
 
+// The same sums as with a norm, which is left out.
+TEST_P(Ops, AdditionAlone) {
+  auto cpu = make(GetParam());
+  const auto x = random_values(7 * 72, 1, 2), w = random_values(72, 2);
+  auto alone = random_values(7 * 72, 3, 2), normed = alone, out = x, in = x;
+  cpu->add_rms_norm({view(normed, 7, 72), view(in, 7, 72), nullptr, w.data(), 1e-6f, view(in, 7, 72)});
+  cpu->add_rms_norm({view(alone, 7, 72), view(out, 7, 72), nullptr, nullptr, 1e-6f, view(out, 7, 72)});
+  EXPECT_EQ(alone, normed);
+  EXPECT_EQ(out, x);
+}
+
 TEST_P(Ops, ActMul) {
   auto cpu = make(GetParam());
   auto ref = make_ref_backend();

@@ -57,11 +57,13 @@ Step weights(const PlanWish& wish, const std::string& model, const Place& place)
 
 Step kernels(const Place& place) {
   Step step{"kernels", "Kernel fusion and recorded steps", {"host-bound", "graph-misses"}, {}, ""};
-  if (!place.card)
-    step.nothing = "a CPU has no recorded steps to replay";
-  else
-    step.variants.push_back(
-        {"fused, recorded", {{"engine.graphs", "true"}, {"gpu.fused_quantization", "true"}}, {}, ""});
+  Variant fused{"fused", {{"engine.fusion", "true"}}, {}, ""};
+  if (place.card) {  // a CPU has no recorded steps to replay
+    fused.name = "fused, recorded";
+    fused.set.push_back({"engine.graphs", "true"});
+    fused.set.push_back({"gpu.fused_quantization", "true"});
+  }
+  step.variants.push_back(fused);
   return step;
 }
 
@@ -113,6 +115,7 @@ Configuration collapsed_start(const std::string& model, const Place& place) {
   c.set("kv.allocation", "contiguous_max_context");
   c.set("kv.prefix_cache", "false");
   c.set("engine.max_context", fmt::format("{}", std::min(place.context, kStartContext)));
+  c.set("engine.fusion", "false");
   if (place.card) {
     c.set("engine.graphs", "false");
     c.set("gpu.fused_quantization", "false");

@@ -58,11 +58,21 @@ TEST(Plan, ExactLeavesAnswersAsTheyAre) {
 
 TEST(Plan, WhatAMachineOrAModelHasNothingForSaysWhy) {
   const auto steps = plan({.concurrency = 8}, kTwoCores);
-  for (const char* name : {"weights", "kernels", "system"}) {
+  for (const char* name : {"weights", "system"}) {
     EXPECT_TRUE(step(steps, name).variants.empty()) << name;
     EXPECT_FALSE(step(steps, name).nothing.empty()) << name;
   }
   EXPECT_FALSE(step(steps, "kv").variants.empty());
+}
+
+TEST(Plan, FusionIsMeasuredEverywhereAndRecordedStepsOnACard) {
+  for (const Place& place : {kTwoCores, kCard}) {
+    const Configuration start = collapsed_start(kModel, place);
+    const Configuration c = with(start, step(plan({.concurrency = 8}, place), "kernels").variants[0]);
+    EXPECT_EQ(start.get("engine.fusion"), "false");
+    EXPECT_EQ(c.get("engine.fusion"), "true");
+    EXPECT_EQ(c.get("engine.graphs"), place.card ? "true" : "");
+  }
 }
 
 TEST(Plan, EachStepNamesTheCauseThatItRemoves) {

@@ -78,7 +78,9 @@ class CudaBackend final : public Backend {
     cuda::embed(context_, a);
   }
   void rms_norm(const RmsNormArgs& a) override { cuda::rms_norm(context_, a, copy_of(a.out)); }
-  void add_rms_norm(const AddRmsNormArgs& a) override { cuda::add_rms_norm(context_, a, copy_of(a.out)); }
+  void add_rms_norm(const AddRmsNormArgs& a) override {
+    cuda::add_rms_norm(context_, a, a.weight ? copy_of(a.out) : nullptr);
+  }
   void linear(const LinearArgs& a) override { linear_->run(a); }
   void rope_store_kv(const RopeStoreArgs& a) override { cuda::rope_store_kv(context_, a); }
   void attention(const AttentionArgs& a) override {

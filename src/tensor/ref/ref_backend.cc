@@ -211,7 +211,7 @@ class RefBackend final : public Backend {
       }
       float* residual = a.residual.row<float>(t);
       for (int64_t i = 0; i < a.x.cols; ++i) residual[i] += added[size_t(i)];
-      normalize(residual, a.weight, a.eps, a.x.cols, a.out.row<float>(t));
+      if (a.weight) normalize(residual, a.weight, a.eps, a.x.cols, a.out.row<float>(t));
     }
   }
 

@@ -44,6 +44,18 @@ __device__ __forceinline__ float block_sum(float value, float* partial) {
   return (sum.x + sum.y) + (sum.z + sum.w);
 }
 
+// residual += x alone.
+__global__ void __launch_bounds__(256) add_rows(const NormJob job) {
+  let_next_start();
+  wait_for_previous();
+  const int at = int(blockIdx.x * blockDim.x + threadIdx.x);
+  if (at >= job.fours) return;
+  const auto row = int64_t(blockIdx.y);
+  const float4 added = unpack(reinterpret_cast<const uint2*>(job.x + row * job.x_stride)[at]);
+  float4& sum = reinterpret_cast<float4*>(job.residual + row * job.residual_stride)[at];
+  sum.x += added.x, sum.y += added.y, sum.z += added.z, sum.w += added.w;
+}
+
 template <int kFours>
 __device__ __forceinline__ float squares(const float4 (&row)[kFours]) {
   float sum = 0;
@@ -216,6 +228,12 @@ void add_rms_norm(const Context& context, const AddRmsNormArgs& a, const Quantiz
                        .rows = int(a.x.rows),
                        .fours = int(a.x.cols / 4),
                        .copy = copy ? *copy : QuantizedRows{}};
+  if (!a.weight) {
+    CHECK(!a.post_weight, "an addition alone has no norm of its own");
+    if (job.rows > 0)
+      launch(context, add_rows, dim3(unsigned(job.fours + 255) / 256, unsigned(job.rows)), dim3(256), 0, job);
+    return;
+  }
   a.post_weight ? norm<Mode::post_add_norm>(context, job) : norm<Mode::add_norm>(context, job);
 }
 

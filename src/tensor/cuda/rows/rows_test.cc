@@ -87,6 +87,22 @@ TEST(CudaRows, AddRmsNorm) {
   check_add_rms_norm(3, 2048, false, 8);
 }
 
+// The same sums as with a norm, which is left out.
+TEST(CudaRows, AdditionAlone) {
+  for (int columns : {576, 4096}) {
+    const size_t n = size_t(33) * size_t(columns);
+    const auto x = random_bf16(n, 5), residual = residual_of(n, 6, 4), weight = random_f32(size_t(columns), 7);
+    const DeviceBytes in = upload_bf16(x), out = upload_bf16(x), alone = upload(residual),
+                      normed = upload(residual), w = upload(weight);
+    add_rms_norm(context(), {on_card(normed, 33, columns), bf16_tensor(in.data(), 33, columns), nullptr,
+                             w.as<float>(), 1e-6f, bf16_tensor(in.data(), 33, columns)});
+    add_rms_norm(context(), {on_card(alone, 33, columns), bf16_tensor(out.data(), 33, columns), nullptr,
+                             nullptr, 1e-6f, bf16_tensor(out.data(), 33, columns)});
+    EXPECT_EQ(download<float>(alone.data(), n), download<float>(normed.data(), n));
+    EXPECT_EQ(download_bf16(out.data(), n), x);
+  }
+}
+
 TEST(CudaRows, EqualRowsGiveEqualBitsInAnyBatch) {
   constexpr int kRowCount = 300, kWidth = 4096;
   const std::vector<float> one = random_bf16(kWidth, 5), weight = random_f32(kWidth, 6);
