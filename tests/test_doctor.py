@@ -79,6 +79,9 @@ PROVOKED = {
     "preemption-thrash": (["engine.kv_bytes=24000000", "kv.prefix_cache=false"], 8,
                           lambda client, turn: {"prompt": prompt_of(30, client, turn), "max_tokens": 300, "temperature": 0,
                                                 "ignore_eos": True}),
+    # The same room for two who each come back with four prompts of 500, in turns.
+    "prefix-thrash": (["engine.kv_bytes=24000000"], 2,
+                      lambda client, turn: {"prompt": prompt_of(500, client, turn % 4), "max_tokens": 2, "temperature": 0}),
 }
 
 
@@ -93,6 +96,14 @@ def test_a_provoked_trouble_is_named_first(start, cause):
     assert 0 < first["lost"] < 1 and first["gain"] == pytest.approx(first["lost"] / (1 - first["lost"]))
     assert len(first["evidence"]) >= 2 and first["setting"] and first["text"]
     assert server.stop()[0] == 0
+
+
+def test_a_pool_that_is_too_small_is_named(start):
+    """700 tokens of room for eight prompts of 200; answers are short, so that nobody is preempted, and prompts come often."""
+    server = start(SMOLLM2, "--ctx", "2048", "--set", "engine.kv_bytes=24000000", "--set", "kv.prefix_cache=false")
+    with clients(server, 8, lambda client, turn: {"prompt": prompt_of(200, client, turn), "max_tokens": 40, "temperature": 0, "ignore_eos": True}):
+        found = next(f for f in findings_until(server, "kv-pool-too-small") if f["cause"] == "kv-pool-too-small")
+    assert "engine.kv_bytes" in found["setting"]
 
 
 def test_clients_that_do_not_read_are_named(start):
