@@ -118,6 +118,20 @@ class Round:
             chosen["kv.precision"] = rng.choice(["int8", "int4", "tiered"])
             chosen["engine.kv_bytes"] *= 3
             self.excused.exact = False
+        elif rng.random() < 0.1:
+            chosen["kv.allocation"] = "contiguous_max_context"
+        if rng.random() < 0.2:
+            chosen |= {"traffic.limit.mode": rng.choice(["rule", "gradient"]), "traffic.limit.max": rng.choice([10, 30])}
+            self.excused.statuses |= {429}
+        if rng.random() < 0.2:
+            chosen["traffic.breaker.model"] = rng.choice(["patient", "quick"])
+            if 500 in self.excused.statuses:
+                self.excused.statuses |= {503}
+        if rng.random() < 0.2:  # where nobody listens
+            chosen |= {"tracing.endpoint": "http://127.0.0.1:9", "tracing.protocol": rng.choice(["http/protobuf", "grpc"]), "tracing.sample_ratio": 1,
+                       "tracing.export_interval_ms": 20}
+        if rng.random() < 0.2:
+            chosen["observe.record_steps"] = self.folder / "steps"
         if self.tls:
             chosen |= {"server.tls.cert_file": options.certificate[0], "server.tls.key_file": options.certificate[1]}
         return [word for key, value in chosen.items() for word in ("--set", f"{key}={value}")]
@@ -132,9 +146,10 @@ class Round:
         clients = [Client(server, asked, self.excused, self.tally, self.rng.randrange(2**60), REQUESTS, self.ending) for _ in range(CLIENTS)]
         for client in clients:
             client.start()
-        if self.rng.random() < 0.5:
+        for _ in range(self.rng.choice([0, 1, 3])):
             self.write_live(settings)
             server.signal(signal.SIGHUP)
+            time.sleep(0.05)
         if self.amid:
             enough = self.rng.randrange(CLIENTS * REQUESTS)
             while sum(c.number for c in clients) < enough and any(c.is_alive() for c in clients):
@@ -166,23 +181,25 @@ class Round:
             try:
                 with Line(server) as line:
                     line.send(request_bytes("/metrics"))
-                    text = line.answer().body.decode()
-                return {name: float(value) for name, value in re.findall(r"^(\S+) (\S+)$", text, re.M)}
+                    answer = line.answer()
+                if answer.status == 200:
+                    return {name: float(value) for name, value in re.findall(r"^(\S+) (\S+)$", answer.body.decode(), re.M)}
             except Cut:
                 pass
         raise RuntimeError(f"no metrics; the server's log ends: {server.log()[-1500:]}")
 
     def check_rest(self, server, before):
-        """Nothing is left, and all that began was counted once as ended."""
+        """Nothing is left, and all that began was counted once as ended. Not at once: the last to leave may just be noticed."""
         until = time.monotonic() + HUNG_S
-        while True:
-            seen = self.metrics(server)
-            left = {name: seen[name] for name in ("sluice_requests_running", "sluice_requests_waiting", "sluice_kv_blocks_used") if seen[name]}
-            left |= {"sluice_http_connections": seen["sluice_http_connections"]} if seen["sluice_http_connections"] != 1 else {}
-            if not left or time.monotonic() > until:
-                break
-        if left:
-            self.tally.blame(f"left behind: {left}")
+        while (wrong := self.left_over(self.metrics(server), before)) and time.monotonic() < until:
+            pass
+        for what in wrong:
+            self.tally.blame(what)
+
+    def left_over(self, seen, before):
+        wrong = [f"left behind: {name} {seen[name]:g}" for name in ("sluice_requests_running", "sluice_requests_waiting", "sluice_kv_blocks_used") if seen[name]]
+        if seen["sluice_http_connections"] != 1:  # the one that asks
+            wrong.append(f"left behind: {seen['sluice_http_connections']:g} connections")
 
         def total(name, labels=r"(\{.*\})?"):
             return sum(value for key, value in seen.items() if re.fullmatch(re.escape(name) + labels, key))
@@ -194,12 +211,11 @@ class Round:
             "bytes that nobody uses": (total("sluice_kv_bytes"), total("sluice_kv_bytes", r'\{state="(free|cached|wasted)"\}')),
             "lanes": (0, total("sluice_lane_requests_running") + total("sluice_lane_requests_waiting")),
         }
-        for what, (one, other) in sums.items():
-            if one != other:
-                self.tally.blame(f"{what} do not add up: {one:g} and {other:g}")
+        wrong += [f"{what} do not add up: {one:g} and {other:g}" for what, (one, other) in sums.items() if one != other]
         completed = total("sluice_http_generations_total", r'\{reason="completed"\}')
-        if self.tally.counts.get("completed", 0) > completed:
-            self.tally.blame(f"{self.tally.counts['completed']} answers came complete, {completed:g} are counted")
+        if (came := self.tally.counts.get("completed", 0)) > completed:
+            wrong.append(f"{came} answers came complete, {completed:g} are counted")
+        return wrong
 
     def check_end(self, status, log):
         said = DEATH.search(log)

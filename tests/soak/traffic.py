@@ -146,7 +146,10 @@ class Client(threading.Thread):
         try:
             answer = line.answer(on_chunk)
         except Cut as cut:
-            self.cut_stream(asked, name, cut, more)
+            if streaming:
+                self.cut_stream(asked, name, cut, more)
+            elif not self.may_be_cut():
+                raise
             self.tally.add("cut")
             return False
         self.check(asked, name, answer, streaming, more)
@@ -288,9 +291,8 @@ class Client(threading.Thread):
         with Line(self.server) as line:
             line.send(request_bytes("/v1/live"))
             first = line.file.readline()
-            if first and not first.startswith(b"HTTP/1.1 200"):
-                if not (first.startswith(b"HTTP/1.1 503") and self.ending.is_set()):
-                    raise Wrong(f"live: {first!r}")
+            if first and int(first.split()[1]) not in {200} | self.excused_now():
+                raise Wrong(f"live: {first!r}")
 
     def stores(self):
         """A response is kept as it was told, then forgotten."""
