@@ -4,8 +4,9 @@
 #
 #     ./dev deps bench && bench/http.sh                 # builds what it needs; about a minute
 #     PARTS="rate" ROUNDS=5 SECONDS_EACH=3 bench/http.sh
+#     PARTS="io" bench/http.sh                          # pooled I/O beside the plain way (io.pooled: false), in turn
 #
-# By environment: PARTS (idle rate distinct stream latency; idle first, before others leave memory to reuse), ROUNDS, SECONDS_EACH, CONNECTIONS (wrk's), STREAMS, NETWORK_THREADS,
+# By environment: PARTS (idle rate distinct stream latency io; idle first, before others leave memory to reuse), ROUNDS, SECONDS_EACH, CONNECTIONS (wrk's), STREAMS, NETWORK_THREADS,
 # LOAD_THREADS (wrk's) and GENERATORS (processes of `bench serve`), FLAGS (for serve), SLUICE, HELLO, WRK (programs).
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -15,21 +16,26 @@ PARTS=${PARTS:-idle rate distinct stream latency} ROUNDS=${ROUNDS:-3} SECONDS_EA
 CONNECTIONS=${CONNECTIONS:-64} STREAMS=${STREAMS:-100} NETWORK_THREADS=${NETWORK_THREADS:-1} LOAD_THREADS=${LOAD_THREADS:-1}
 GENERATORS=${GENERATORS:-1} FLAGS=${FLAGS:-} IDLE=${IDLE:-4000}
 PORT=${PORT:-8191} HELLO_PORT=${HELLO_PORT:-8192}
-URL=http://127.0.0.1:$PORT
 if [ "$SLUICE" = "$build/sluice" ]; then ninja -C "$build" sluice hello_server >/dev/null; fi
 ulimit -n "$(ulimit -Hn)" 2>/dev/null || true
 
 pids=()
 trap 'kill "${pids[@]}" 2>/dev/null || true' EXIT
 "$HELLO" "$HELLO_PORT" "$NETWORK_THREADS" & pids+=($!)
-# shellcheck disable=SC2086
-"$SLUICE" serve --dummy null --device cpu --port "$PORT" --set log.level=warn --set server.network_threads="$NETWORK_THREADS" \
-  --max-sequences $((STREAMS > 256 ? STREAMS : 256)) $FLAGS >/dev/null & server=$!; pids+=($server)
-for _ in $(seq 100); do
-  if (exec 3<>"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null && "$SLUICE" bench serve --url "$URL" --requests 1 --concurrency 1 --input-tokens 4 \
-    --output-tokens 1 --json >/dev/null 2>&1; then break; fi
-  sleep 0.1
-done
+
+# serve PORT SERVE_FLAGS…: starts a server; its process into $server, its address into $URL.
+serve() {
+  URL=http://127.0.0.1:$1
+  # shellcheck disable=SC2086
+  "$SLUICE" serve --dummy null --device cpu --port "$1" --set log.level=warn --set server.network_threads="$NETWORK_THREADS" \
+    --max-sequences $((STREAMS > 256 ? STREAMS : 256)) $FLAGS "${@:2}" >/dev/null & server=$!; pids+=($server)
+  for _ in $(seq 100); do
+    if (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null && "$SLUICE" bench serve --url "$URL" --requests 1 --concurrency 1 --input-tokens 4 \
+      --output-tokens 1 --json >/dev/null 2>&1; then break; fi
+    sleep 0.1
+  done
+}
+serve "$PORT"
 
 # CPU time of the server's threads so far, seconds: of all, and of those that own connections.
 cpu() {
@@ -46,13 +52,13 @@ PY
 }
 calc() { python3 -c "print(f'{$1:$2}')"; }
 
-# load PATH SCRIPT…: requests a second by wrk, into $rate; answers other than 200 end the run.
+# load PATH SCRIPT…: requests a second by wrk, into $rate, latencies into $p50 and $p99; answers other than 200 end the run.
 load() {
   local url=$1 output
   shift
   output=$("$WRK" -t "$LOAD_THREADS" -c "$CONNECTIONS" -d "${SECONDS_EACH}s" --latency "$url" "$@")
   case $output in *Non-2xx* | *"Socket errors"*) printf '%s\n' "$output" >&2; exit 1 ;; esac
-  rate=$(awk '/Requests\/sec/ {print $2}' <<<"$output") p99=$(awk '/99%/ {print $2}' <<<"$output")
+  rate=$(awk '/Requests\/sec/ {print $2}' <<<"$output") p50=$(awk '$1 == "50%" {print $2}' <<<"$output") p99=$(awk '$1 == "99%" {print $2}' <<<"$output")
 }
 
 # side_by_side TITLE WORD…
@@ -93,6 +99,62 @@ PY
   rm -f "${results[@]}"
 }
 
+# Writes, allocations and generated tokens of the server so far, and CPU seconds of its network threads. Network threads tell ten times a
+# second.
+counters() {
+  sleep 0.3
+  python3 - "$URL" <<'PY'
+import sys, urllib.request
+page = urllib.request.urlopen(sys.argv[1] + "/metrics").read().decode()
+value = lambda name: sum(float(line.split()[-1]) for line in page.splitlines() if line.split(" ")[0].split("{")[0] == name)
+print(int(value("sluice_http_writes_total")), int(value("sluice_http_allocations_total")), int(value("sluice_generated_tokens_total")))
+PY
+}
+
+# compare_io: pooled I/O and the plain way, each on a server of its own, one after the other in each round.
+compare_io() {
+  local pooled=$server pooled_url=$URL plain plain_url rows side before after cpu_before cpu_after tokens_s e2e50 e2e99 failed
+  rows=$(mktemp)
+  serve $((PORT + 2)) --set io.pooled=false
+  plain=$server plain_url=$URL
+  for _ in $(seq "$ROUNDS"); do
+    for side in plain pooled; do
+      if [ $side = plain ]; then server=$plain URL=$plain_url; else server=$pooled URL=$pooled_url; fi
+      load "$URL/v1/chat/completions" -s "$here/chat.lua" -- same
+      before=$(counters) cpu_before=$(cpu)
+      read -r _ tokens_s _ _ _ e2e50 e2e99 _ failed < <(generate --concurrency $((STREAMS / GENERATORS)) \
+        --requests $((STREAMS * 12 / GENERATORS)) --input-tokens 16 --output-tokens 256)
+      after=$(counters) cpu_after=$(cpu)
+      printf '%s\n' "$side $rate $p50 $p99 $tokens_s $e2e50 $e2e99 $failed ${cpu_before#* } ${cpu_after#* } $before $after" >>"$rows"
+    done
+  done
+  python3 - "$rows" <<'PY'
+import statistics, sys
+def ms(text):
+    number = text.rstrip("mus")
+    return float(number) * {"us": 1e-3, "ms": 1, "s": 1e3, "m": 6e4}[text[len(number):]]
+names = ["requests/s", "p50 ms", "p99 ms", "tokens/s of streams", "streams' p50 ms", "streams' p99 ms", "network CPU us a token",
+         "writes a token", "allocations a token"]
+sides = {"plain": [], "pooled": []}
+for line in open(sys.argv[1]):
+    side, rate, p50, p99, tokens_s, e2e50, e2e99, failed, cpu0, cpu1, *counts = line.split()
+    writes0, allocations0, tokens0, writes, allocations, tokens = map(int, counts)
+    made = tokens - tokens0
+    sides[side].append([float(rate), ms(p50), ms(p99), float(tokens_s), float(e2e50), float(e2e99), (float(cpu1) - float(cpu0)) * 1e6 / made,
+                        (writes - writes0) / made, (allocations - allocations0) / made])
+    if int(failed): print(f"{failed} streams failed ({side})")
+print(f"{'':26} {'plain':>12} {'pooled':>12} {'ratio':>8}   medians of {len(sides['plain'])}; the ratio is that of each round")
+for i, name in enumerate(names):
+    plain, pooled = ([row[i] for row in sides[side]] for side in ("plain", "pooled"))
+    ratios = [b / a for a, b in zip(plain, pooled) if a]
+    digits = 0 if statistics.median(pooled) >= 1000 else 3
+    print(f"{name:26} {statistics.median(plain):12.{digits}f} {statistics.median(pooled):12.{digits}f} "
+          f"{statistics.median(ratios) if ratios else 0:8.2f}")
+PY
+  rm -f "$rows"
+  server=$pooled URL=$pooled_url
+}
+
 rate=0
 for part in $PARTS; do
   case $part in
@@ -108,6 +170,10 @@ for part in $PARTS; do
       # Where the engine outruns the network, several tokens go in one event: events are what the network was worth.
       printf '%.0f tokens/s in %.0f events/s; of network threads a second is worth %.0f tokens and %.0f events; answers end within %.0f ms (p99); %s failed\n' \
         "$tokens" "$events" "$(calc "$STREAMS * 6 * 256 / $network" .0f)" "$(calc "$events / $tokens * $STREAMS * 6 * 256 / $network" .0f)" "$e2e_p99" "$failed" ;;
+    io)
+      printf '\nPooled I/O beside the plain way: one-token chat completions (%s connections), then %s streams of 256 tokens; %s network threads\n' \
+        "$CONNECTIONS" "$STREAMS" "$NETWORK_THREADS"
+      compare_io ;;
     latency)
       half=${half:-5000}
       printf '\nOne token at half that rate: %s requests/s from %s open-loop generators\n' $((half * GENERATORS)) "$GENERATORS"

@@ -226,6 +226,12 @@ const Key kKeys[] = {
     {"server.drain_timeout_ms", "cli", "ms", SLOT(drain_timeout_ms), 0, kMaxInt, "",
      "After SIGTERM, how long running answers may take to finish."},
 
+    {"io.pooled", "server", "", SLOT(server.pooled_io), 0, 0, "",
+     "Frames are made in buffers that are used again, and all that there is for a client goes in one write "
+     "(the "
+     "default); false: the plain way, to measure what that is worth: a buffer for each frame, a write for each "
+     "token, a message for each request and each answer. The answers are the same."},
+
     {"traffic.limit.mode", "server", "", SLOT(server.traffic.limit.mode), 0, 0, "off|rule|gradient",
      "Bounds how many requests wait for their first token, by what is measured: rule, gradient "
      "(docs/operations.md); off: engine.max_queue alone does."},

@@ -52,9 +52,11 @@ Result<Generation> generate(ServedModel& model, std::vector<int32_t> prompt, con
   if (!stream) return std::move(stream).error();
 
   Detokenizer detokenizer(model.tokenizer());
-  const auto emit = [&](const std::string& text) {
+  std::string text;
+  const auto emit = [&] {
     out.text += text;
     if (!text.empty()) on_text(text);
+    text.clear();
   };
   for (bool cancelled = false; out.finish == FinishReason::none;) {
     TokenEvent event;
@@ -66,9 +68,11 @@ Result<Generation> generate(ServedModel& model, std::vector<int32_t> prompt, con
     out.finish = event.finish;
     if (event.id < 0) continue;
     if (out.generated_tokens++ == 0) out.first_token_s = seconds(now_ns() - start);
-    emit(detokenizer.push(event.id));
+    detokenizer.push(event.id, text);
+    emit();
   }
-  emit(detokenizer.finish());
+  detokenizer.finish(text);
+  emit();
   out.total_s = seconds(now_ns() - start);
   return out;
 }

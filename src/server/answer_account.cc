@@ -12,6 +12,8 @@
 namespace sluice {
 namespace {
 
+constexpr int kUsualTokens = 256;  // of a choice, that the account has room for at once
+
 // Unix seconds of a moment of the monotonic clock.
 double unix_seconds(TimeNs at) {
   const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -44,7 +46,8 @@ void AnswerAccount::open(std::shared_ptr<RequestLog> log, RequestAccount head, c
 
 void AnswerAccount::add_choice(std::shared_ptr<const RequestProgress> progress) {
   choices_.push_back({std::move(progress), {}});
-  tokens_.emplace_back();
+  const int wanted = head_.asked.max_tokens;
+  tokens_.emplace_back().reserve(size_t(wanted < 0 ? kUsualTokens : std::min(wanted, kUsualTokens)));
 }
 
 void AnswerAccount::begin() {

@@ -56,18 +56,18 @@ void append_timings(JsonWriter& w, const Timings& t) {
   w.end_object();
 }
 
-std::string token_name(const Tokenizer& tokenizer, int32_t id, bool as_id) {
-  if (as_id) return "token_id:" + std::to_string(id);
+const std::string& name_token(std::string& name, const Tokenizer& tokenizer, int32_t id, bool as_id) {
+  if (as_id) return name.assign("token_id:").append(std::to_string(id));
   const std::string_view piece = tokenizer.piece(id, ControlText::kShow);
-  if (is_valid_utf8(piece)) return std::string(piece);
-  std::string out = "bytes:";
+  if (is_valid_utf8(piece)) return name.assign(piece);
+  name.assign("bytes:");
   for (const char c : piece) {
     static constexpr char kHex[] = "0123456789abcdef";
-    out += "\\x";
-    out += kHex[static_cast<unsigned char>(c) >> 4];
-    out += kHex[static_cast<unsigned char>(c) & 15];
+    name += "\\x";
+    name += kHex[static_cast<unsigned char>(c) >> 4];
+    name += kHex[static_cast<unsigned char>(c) & 15];
   }
-  return out;
+  return name;
 }
 
 std::string random_id() {

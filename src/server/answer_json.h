@@ -22,8 +22,9 @@ void append_usage(JsonWriter& w, const Usage& usage);
 void append_timings(JsonWriter& w, const Timings& timings);
 
 // How a token is written in log-probabilities: its text; `bytes:\xNN…` where it is no whole character (so that
-// two such tokens stay different); `token_id:N` where the client asked for that.
-std::string token_name(const Tokenizer& tokenizer, int32_t id, bool as_id);
+// two such tokens stay different); `token_id:N` where the client asked for that. In place of what `name` was,
+// whose memory is used again.
+const std::string& name_token(std::string& name, const Tokenizer& tokenizer, int32_t id, bool as_id);
 
 // Random part of an answer's id.
 std::string random_id();

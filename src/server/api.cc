@@ -114,6 +114,7 @@ GenerationPlan plan_of(const ApiCall& call, GenerationOptions options, std::stri
   plan.route = call.route;
   plan.trace = call.trace;
   plan.log = call.log;
+  plan.batched = call.config.pooled_io;
   plan.sampling = sampling_of(options, call.model.defaults(), call.model.engine().info().spec.vocab);
   static thread_local std::mt19937_64 random{std::random_device{}()};
   plan.sampling.seed = options.seed.value_or(random());

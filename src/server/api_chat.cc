@@ -207,7 +207,7 @@ class ChatFormat final : public AnswerFormat {
   }
 
   void write_entry(JsonWriter& w, int32_t id, float logprob) {
-    w.key("token").string(token_name(tokenizer_, id, options_.tokens_as_ids));
+    w.key("token").string(name_token(name_, tokenizer_, id, options_.tokens_as_ids));
     w.key("logprob").number(logprob).key("bytes");
     if (tokenizer_.is_control(id) && !options_.show_control) {
       w.null();
@@ -223,6 +223,7 @@ class ChatFormat final : public AnswerFormat {
   const bool logprobs_;
   const int top_logprobs_;
   std::string head_;  // the object up to "choices"
+  std::string name_;  // of the token that is written
   const std::vector<int32_t>* prompt_token_ids_ = nullptr;
   bool first_choice_ = true;
 };

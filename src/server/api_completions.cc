@@ -1,4 +1,6 @@
 // POST /v1/completions.
+#include <algorithm>
+
 #include "server/answer_json.h"
 #include "server/api.h"
 #include "server/completion_request.h"
@@ -13,6 +15,7 @@ namespace {
 // token of a prompt has no probability, which is null.
 struct LogprobArrays {
   std::string tokens, token_logprobs, top_logprobs, text_offset;
+  void clear() { tokens.clear(), token_logprobs.clear(), top_logprobs.clear(), text_offset.clear(); }
 };
 
 class CompletionFormat final : public AnswerFormat {
@@ -98,11 +101,11 @@ class CompletionFormat final : public AnswerFormat {
   }
 
   void write_logprobs(JsonWriter& w, const ChoiceView& view, const ChoiceDelta& delta, bool first) {
-    LogprobArrays arrays;
-    JsonWriter tokens(arrays.tokens), values(arrays.token_logprobs), tops(arrays.top_logprobs),
-        offsets(arrays.text_offset);
+    arrays_.clear();
+    JsonWriter tokens(arrays_.tokens), values(arrays_.token_logprobs), tops(arrays_.top_logprobs),
+        offsets(arrays_.text_offset);
     const auto add = [&](int32_t id, const TokenLogprobs* logprobs, int offset) {
-      tokens.string(token_name(tokenizer_, id, plan_options_.tokens_as_ids));
+      tokens.string(name_token(name_, tokenizer_, id, plan_options_.tokens_as_ids));
       offsets.integer(offset);
       if (logprobs == nullptr) {
         values.null();
@@ -122,26 +125,26 @@ class CompletionFormat final : public AnswerFormat {
     }
     for (const ShownToken& token : delta.tokens) add(token.id, &token.logprobs, token.text_offset);
     w.begin_object();
-    w.key("tokens").raw("[" + arrays.tokens + "]").key("token_logprobs").raw("[" + arrays.token_logprobs + "]");
-    w.key("top_logprobs")
-        .raw("[" + arrays.top_logprobs + "]")
-        .key("text_offset")
-        .raw("[" + arrays.text_offset + "]");
+    w.key("tokens").begin_array().raw(arrays_.tokens).end_array();
+    w.key("token_logprobs").begin_array().raw(arrays_.token_logprobs).end_array();
+    w.key("top_logprobs").begin_array().raw(arrays_.top_logprobs).end_array();
+    w.key("text_offset").begin_array().raw(arrays_.text_offset).end_array();
     w.end_object();
   }
 
   // The likeliest tokens by name, and the chosen one where it is not among them. Names of two tokens can be the
   // same; the likelier one stays.
   void write_top(JsonWriter& w, int32_t chosen, const TokenLogprobs& logprobs) {
-    std::vector<std::string> names;
+    size_t count = 0;
     w.begin_object();
     const auto add = [&](int32_t id, float value) {
-      std::string name = token_name(tokenizer_, id, plan_options_.tokens_as_ids);
-      for (const std::string& seen : names) {
-        if (seen == name) return;
-      }
+      if (count == top_names_.size()) top_names_.emplace_back();
+      const std::string& name = name_token(top_names_[count], tokenizer_, id, plan_options_.tokens_as_ids);
+      if (std::find(top_names_.begin(), top_names_.begin() + ptrdiff_t(count), name) !=
+          top_names_.begin() + ptrdiff_t(count))
+        return;
       w.key(name).number(value);
-      names.push_back(std::move(name));
+      ++count;
     };
     for (int i = 0; i < std::min(logprobs.count, logprobs_); ++i) add(logprobs.ids[i], logprobs.values[i]);
     add(chosen, logprobs.logprob);
@@ -153,6 +156,10 @@ class CompletionFormat final : public AnswerFormat {
   const bool echo_;
   const int logprobs_;
   std::string head_;  // the object up to "choices"
+  // Of the tokens that are written; kept for their memory.
+  LogprobArrays arrays_;
+  std::string name_;
+  std::vector<std::string> top_names_;
   bool first_choice_ = true;
 };
 
@@ -161,10 +168,13 @@ std::vector<int32_t> offsets_of(const Tokenizer& tokenizer, const Prompt& prompt
   Detokenizer detokenizer(tokenizer, Detokenizer::Start::kText);
   const int end = code_points(prompt.text);
   std::vector<int32_t> offsets;
+  std::string text;
   int at = 0;
   for (const int32_t id : prompt.ids) {
     offsets.push_back(std::min(at, end));
-    at += code_points(detokenizer.push(id));
+    text.clear();
+    detokenizer.push(id, text);
+    at += code_points(text);
   }
   return offsets;
 }

@@ -7,9 +7,16 @@ namespace sluice {
 
 namespace {
 
-// One event of a stream: its name stands in the data as well.
+// One event of a stream: its name stands in the data as well, which comes between begin and end.
+void begin_event(std::string& out, std::string_view name) {
+  out.append("event: ").append(name).append("\ndata: ");
+}
+void end_event(std::string& out) { out += "\n\n"; }
+
 void append_event(std::string& out, std::string_view name, std::string_view json) {
-  out.append("event: ").append(name).append("\ndata: ").append(json).append("\n\n");
+  begin_event(out, name);
+  out += json;
+  end_event(out);
 }
 
 class MessagesFormat final : public AnswerFormat {
@@ -138,11 +145,11 @@ class MessagesFormat final : public AnswerFormat {
   }
 
   void write_delta(std::string& out, const char* type, const char* member, std::string_view text) const {
-    std::string json;
-    JsonWriter w(json);
+    begin_event(out, "content_block_delta");
+    JsonWriter w(out);
     w.begin_object().key("type").string("content_block_delta").key("index").integer(index_).key("delta");
     w.begin_object().key("type").string(type).key(member).string(text).end_object().end_object();
-    append_event(out, "content_block_delta", json);
+    end_event(out);
   }
 
   // Thoughts are not sealed here: the signature, which clients give back, is empty.

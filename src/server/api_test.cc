@@ -96,7 +96,18 @@ TEST_F(ApiTest, ChatStreamed) {
 }
 
 // What a stream says in pieces is what a whole answer says: text, ends, log-probabilities, ids.
-TEST_F(ApiTest, StreamedEqualsWhole) {
+// With pooled I/O and the plain way.
+class StreamTest : public ApiTestCase, public testing::WithParamInterface<bool> {
+ protected:
+  void SetUp() override {
+    ServerConfig config;
+    config.pooled_io = GetParam();
+    start(config);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Io, StreamTest, testing::Bool());
+
+TEST_P(StreamTest, StreamedEqualsWhole) {
   const std::vector<std::vector<std::string_view>> texts = {{"ABC", "DEF", "GH", "I", "J"},
                                                             {"Y", "Y", "Y"},
                                                             {"a", "<0xE6>", "<0xBC>", "<0xA2>", "b"},

@@ -43,6 +43,7 @@ Choice::Choice(int index, const Tokenizer& tokenizer, const GenerationOptions& o
       made_chars_(first_offset) {}
 
 bool Choice::push(const TokenEvent& event) {
+  drop_taken();
   if (event.id >= 0) {
     ++completion_tokens_;
     const bool thought = reasoning_.thinking();
@@ -54,7 +55,11 @@ bool Choice::push(const TokenEvent& event) {
       waiting_.push_back({{event.id, made_chars_, ends, hidden, event.logprobs}, made_bytes_});
     }
     // An end token has no text, except where the client asks for what ended the answer.
-    if (!ends) feed(text_of(event.id));
+    if (!ends) {
+      made_.clear();
+      append_text(event.id, made_);
+      feed(made_);
+    }
     reasoning_tokens_ += thought || reasoning_.thinking();
   }
   if (matcher_.stopped()) {
@@ -81,45 +86,54 @@ bool Choice::push(const TokenEvent& event) {
   return false;
 }
 
-void Choice::feed(const std::string& text) {
+void Choice::feed(std::string_view text) {
   made_bytes_ += text.size();
   made_chars_ += code_points(text);
   // Stop strings count only once min_tokens are there, as end tokens do.
-  const std::string out = completion_tokens_ > min_tokens_ || min_tokens_ == 0 ? matcher_.push(text) : text;
-  released_bytes_ += out.size();
-  give(out);
+  if (completion_tokens_ <= min_tokens_ && min_tokens_ != 0) return give(text);
+  passed_.clear();
+  matcher_.push(text, passed_);
+  give(passed_);
 }
 
-void Choice::give(const std::string& text) {
+// What may be sent.
+void Choice::give(std::string_view text) {
+  released_bytes_ += text.size();
   if (!reasons_) return tools_.push(text, delta_.text, delta_.calls);
-  std::string answer;
-  reasoning_.push(text, delta_.thoughts, answer);
-  tools_.push(answer, delta_.text, delta_.calls);
+  answer_.clear();
+  reasoning_.push(text, delta_.thoughts, answer_);
+  tools_.push(answer_, delta_.text, delta_.calls);
 }
 
 void Choice::give_end() {
-  std::string answer;
-  reasoning_.finish(delta_.thoughts, answer);
-  tools_.push(answer, delta_.text, delta_.calls);
+  answer_.clear();
+  reasoning_.finish(delta_.thoughts, answer_);
+  tools_.push(answer_, delta_.text, delta_.calls);
   tools_.finish(delta_.text, delta_.calls);
 }
 
 // Marks of thoughts and of tool calls are read even where control tokens are hidden.
-std::string Choice::text_of(int32_t id) {
+void Choice::append_text(int32_t id, std::string& out) {
   if ((reasons_ || tool_format_ != ToolFormat::none) && !show_control_ && tokenizer_->is_control(id)) {
     const std::string_view shown = tokenizer_->piece(id, ControlText::kShow);
     const bool of_thoughts = reasons_ && (shown == kThoughtOpen || shown == kThoughtClose);
-    if (of_thoughts || is_tool_marker(tool_format_, shown)) return detokenizer_.finish() + std::string(shown);
+    if (of_thoughts || is_tool_marker(tool_format_, shown)) {
+      detokenizer_.finish(out);
+      out += shown;
+      return;
+    }
   }
-  return detokenizer_.push(id);
+  detokenizer_.push(id, out);
 }
 
 void Choice::finish_text() {
-  feed(detokenizer_.finish());
+  made_.clear();
+  detokenizer_.finish(made_);
+  feed(made_);
   if (!matcher_.stopped()) {
-    const std::string held = matcher_.finish();
-    released_bytes_ += held.size();
-    give(held);
+    passed_.clear();
+    matcher_.finish(passed_);
+    give(passed_);
   }
   give_end();
   // An end token begins after all text: its offset was taken before the detokenizer gave up what it held.
@@ -129,17 +143,22 @@ void Choice::finish_text() {
 }
 
 void Choice::release(bool all) {
-  while (!waiting_.empty() && (all || waiting_.front().begin < released_bytes_)) {
-    delta_.tokens.push_back(std::move(waiting_.front().token));
-    waiting_.pop_front();
-  }
+  auto waiting = waiting_.begin();
+  for (; waiting != waiting_.end() && (all || waiting->begin < released_bytes_); ++waiting)
+    delta_.tokens.push_back(waiting->token);
+  waiting_.erase(waiting_.begin(), waiting);
 }
 
-ChoiceDelta Choice::take() {
-  ChoiceDelta delta = std::move(delta_);
-  delta_ = {};
-  if (calls_alone_) delta.text.clear();
-  return delta;
+void Choice::drop_taken() {
+  if (taken_) delta_.clear();
+  taken_ = false;
+}
+
+const ChoiceDelta& Choice::take() {
+  drop_taken();
+  if (calls_alone_) delta_.text.clear();
+  taken_ = true;
+  return delta_;
 }
 
 }  // namespace sluice

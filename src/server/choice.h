@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <vector>
 
@@ -38,6 +37,7 @@ struct ChoiceDelta {
       calls;  // of tools, where options.tool_format says that there may be some: not in text
   std::vector<ShownToken> tokens;  // only where the choice keeps tokens
   bool empty() const { return thoughts.empty() && text.empty() && calls.empty() && tokens.empty(); }
+  void clear() { thoughts.clear(), text.clear(), calls.clear(), tokens.clear(); }  // keeps their memory
 };
 
 // A delta's runs of text after its thoughts and its pieces of calls, in the order in which the model wrote
@@ -73,7 +73,8 @@ class Choice {
   // Next event of its stream. True: the choice has ended (by this event, or by a stop string); no more may be
   // pushed.
   bool push(const TokenEvent& event);
-  ChoiceDelta take();
+  // Valid until the next push or take: its memory is used again, so that a token costs none.
+  const ChoiceDelta& take();
 
   int index() const { return index_; }
   bool ended() const { return finish_ != FinishReason::none; }
@@ -95,12 +96,13 @@ class Choice {
     ShownToken token;
     size_t begin;  // bytes of text before it
   };
-  void feed(const std::string& text);
-  void give(const std::string& text);
+  void feed(std::string_view text);
+  void give(std::string_view text);
   void give_end();
-  std::string text_of(int32_t id);
+  void append_text(int32_t id, std::string& out);
   void release(bool all);
   void finish_text();
+  void drop_taken();
 
   const int index_;
   const Tokenizer* tokenizer_;
@@ -119,8 +121,11 @@ class Choice {
   size_t made_bytes_ = 0;      // text that came out of the detokenizer
   size_t released_bytes_ = 0;  // of it, what the stop matcher let through
   int made_chars_ = 0;
-  std::deque<Waiting> waiting_;
+  std::vector<Waiting> waiting_;
   ChoiceDelta delta_;
+  bool taken_ = false;  // delta_ is
+  std::string made_, passed_,
+      answer_;  // of one token: from the detokenizer, past the matcher, past the thoughts
   FinishReason finish_ = FinishReason::none;
   int32_t stop_id_ = -1;
   int completion_tokens_ = 0, reasoning_tokens_ = 0;

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/meter.h"
 #include "server/limits.h"
+#include "server/socket_faults.h"
 
 namespace sluice {
 
@@ -72,40 +73,17 @@ void Connection::start() {
   arm_read();
 }
 
-namespace {
-
-constexpr int64_t kReading = 1, kSending = 2, kFirstState = 3;  // what amounts of rules name
-
-// What tests plant on a socket (base/faults.h). False: the system call does not happen, and errno says why.
-// `bytes` null: the socket is OpenSSL's, which moves records and not bytes.
-bool passes_faults(int fd, int64_t side, int64_t state, size_t* bytes) {
-  if (faults::met_at(Fault::kill_connection, {0, side, kFirstState + state})) {
-    ::shutdown(fd, SHUT_RDWR);
-    errno = ECONNRESET;
-    return false;
-  }
-  if (faults::met_at(Fault::eagain, {0, side})) {
-    errno = EAGAIN;
-    return false;
-  }
-  if (bytes == nullptr) return true;
-  if (const auto most = faults::met(side == kReading ? Fault::short_read : Fault::short_write))
-    *bytes = std::min(*bytes, size_t(std::max<int64_t>(1, *most)));
-  return true;
-}
-
-}  // namespace
-
 ssize_t Connection::receive(char* data, size_t bytes) {
-  if (faults::armed() &&
-      !passes_faults(socket_.native_handle(), kReading, int64_t(state_), tls_ ? nullptr : &bytes)) [[unlikely]]
+  if (faults::armed() && !passes_faults(socket_.native_handle(), SocketSide::reading, int64_t(state_),
+                                        tls_ ? nullptr : &bytes)) [[unlikely]]
     return -1;
   return tls_ ? tls_->read(data, bytes) : ::recv(socket_.native_handle(), data, bytes, MSG_DONTWAIT);
 }
 
 ssize_t Connection::transmit(const char* data, size_t bytes) {
-  if (faults::armed() &&
-      !passes_faults(socket_.native_handle(), kSending, int64_t(state_), tls_ ? nullptr : &bytes)) [[unlikely]]
+  ++loop_->writes;
+  if (faults::armed() && !passes_faults(socket_.native_handle(), SocketSide::sending, int64_t(state_),
+                                        tls_ ? nullptr : &bytes)) [[unlikely]]
     return -1;
   return tls_ ? tls_->write(data, bytes)
               : ::send(socket_.native_handle(), data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -285,6 +263,7 @@ void Connection::fail(int status, std::string_view message) {
 }
 
 void Connection::append_head(const HttpResponse& response, bool chunked, bool sized) {
+  loop_->take_buffer(out_);
   out_ += "HTTP/1.1 ";
   out_ += std::to_string(response.status);
   out_ += ' ';
@@ -332,30 +311,48 @@ void Connection::begin(HttpResponse head) {
   append_head(head, chunked_, false);
 }
 
-void Connection::write(std::string_view bytes) {
-  if (state_ == State::answering && begun_) chunk_ += bytes;
+std::string& Connection::frames() {
+  if (state_ != State::answering || !begun_) {
+    loop_->dropped.clear();
+    return loop_->dropped;
+  }
+  if (chunk_.empty()) {
+    loop_->take_buffer(chunk_);
+    chunk_.assign(kChunkRoom, ' ');
+  }
+  return chunk_;
+}
+
+// What frames there are become one chunk of what is to be sent.
+void Connection::seal_chunk() {
+  if (chunk_.size() <= kChunkRoom) return;
+  size_t from = kChunkRoom;
+  if (chunked_) {
+    char head[kChunkRoom];
+    char* end = std::to_chars(head, head + sizeof head, chunk_.size() - kChunkRoom, 16).ptr;
+    *end++ = '\r', *end++ = '\n';
+    from -= size_t(end - head);
+    std::copy(head, end, chunk_.begin() + ptrdiff_t(from));
+    chunk_ += "\r\n";
+  }
+  if (out_.empty()) {
+    out_.swap(chunk_);
+    sent_ = from;
+  } else {
+    out_.append(chunk_, from);
+  }
+  loop_->give_buffer(chunk_);
 }
 
 void Connection::flush() {
   if (state_ != State::answering) return;
-  if (!chunk_.empty()) {
-    if (chunked_) {
-      char size[20];
-      const auto end = std::to_chars(size, size + sizeof size, chunk_.size(), 16).ptr;
-      out_.append(size, size_t(end - size));
-      out_ += "\r\n";
-    }
-    out_ += chunk_;
-    if (chunked_) out_ += "\r\n";
-    chunk_.clear();
-  }
+  seal_chunk();
   send();
 }
 
 void Connection::end(bool complete) {
   if (state_ != State::answering || !begun_) return;
-  flush();
-  if (state_ != State::answering) return;  // the client turned out to be gone
+  seal_chunk();
   if (chunked_ && complete) out_ += "0\r\n\r\n";
   loop_->shared.handler->answered(complete ? 200 : 500);
   answer_done(complete && keep_alive_);
@@ -395,10 +392,7 @@ void Connection::send() {
     }
     arm_write();
   } else {
-    if (out_.capacity() > 16384)
-      std::string().swap(out_);
-    else
-      out_.clear();
+    loop_->give_buffer(out_);
     sent_ = 0;
     write_deadline_ = 0;
   }
@@ -446,8 +440,8 @@ void Connection::close() {
   parser_.reset();
   account_body(0);
   std::string().swap(in_);
-  std::string().swap(out_);
-  std::string().swap(chunk_);
+  loop_->give_buffer(out_);
+  loop_->give_buffer(chunk_);
   sent_ = 0;
   boost::system::error_code ignored;
   socket_.close(ignored);

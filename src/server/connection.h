@@ -6,6 +6,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +22,13 @@
 namespace sluice {
 
 class Connection;
+
+// Memory of a message to a loop of which there is one at a time, so that the engine's thread allocates nothing
+// when it wakes connections. (Asio frees a message before it runs it, and has memory of its own for those that
+// come from the loop's thread alone.)
+struct WakeMemory {
+  alignas(std::max_align_t) std::byte bytes[128];
+};
 
 // What the network threads share.
 struct NetworkShared {
@@ -48,11 +56,18 @@ struct Loop : std::enable_shared_from_this<Loop> {
   void accept();
   void take_in(Socket socket);
   void tick();
+  void count_costs();
   void run_woken();
   void note_work();  // something is being handled: turn_ended will be called behind what else is ready now
   void wake(std::shared_ptr<Connection> connection);  // any thread
   void close_all();
   const std::string& date();  // value of the Date header, made once a second
+
+  // Memory of what is to be sent. A connection holds a buffer while there is something in it, so that a few
+  // warm ones serve any number of connections, and a frame allocates nothing. Without ServerConfig::pooled_io
+  // each is made anew. A buffer that is held already stays.
+  void take_buffer(std::string& buffer);
+  void give_buffer(std::string& buffer);  // leaves it empty
 
   // Owned together with the network: engine streams may hold connections, and so this, for longer.
   const std::shared_ptr<NetworkShared> owner;
@@ -63,10 +78,14 @@ struct Loop : std::enable_shared_from_this<Loop> {
   Timer accept_retry{context};
   std::unordered_set<std::shared_ptr<Connection>> connections;
   std::vector<char> scratch;
+  std::vector<std::string> buffers;         // that nobody holds
+  std::string dropped;                      // frames of an answer that nobody takes any more
   std::atomic<Connection*> woken{nullptr};  // stack of those to wake, pushed by any thread
   std::atomic<bool> wake_posted{false};
+  WakeMemory wake_memory;  // of the message that wake_posted stands for
   std::atomic<bool> stopped{false};
   bool turn_noted = false;
+  uint64_t writes = 0, allocations = 0;  // since the last tick; in all, at the last tick
   std::string date_text;
   int64_t date_second = 0;
 };
@@ -91,9 +110,11 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   void add_header(std::string_view name, std::string_view value) override;
   void respond(HttpResponse response) override;
   void begin(HttpResponse head) override;
-  void write(std::string_view bytes) override;
+  std::string& frames() override;
   void flush() override;
-  size_t unsent() const override { return out_.size() - sent_ + chunk_.size(); }
+  size_t unsent() const override {
+    return out_.size() - sent_ + (chunk_.empty() ? 0 : chunk_.size() - kChunkRoom);
+  }
   void end(bool complete) override;
 
  private:
@@ -107,6 +128,9 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
     linger,     // sent; reading on until the client closes
     closed,
   };
+
+  // What a chunk's head may take: frames are made behind it, and sent from where they lie.
+  static constexpr size_t kChunkRoom = 18;
 
   // A fault in one answer, no memory for instance, ends that connection, and nothing else.
   template <typename Work>
@@ -122,6 +146,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   void dispatch();
   void fail(int status, std::string_view message);
   void answer_done(bool keep_alive);
+  void seal_chunk();
   void send();
   void left(const char* why);
   void next_request();
@@ -137,7 +162,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   std::shared_ptr<HttpListener> sending_;  // of an answer that has ended, until its last byte is sent
   std::string in_;                         // read, not yet parsed
   std::string out_;                        // made, not yet sent from sent_ on
-  std::string chunk_;                      // of a streamed answer, not yet framed
+  std::string chunk_;                      // frames of a streamed answer, behind kChunkRoom bytes
   std::string answer_headers_;             // by add_header, as they will be sent
   size_t sent_ = 0;
   size_t counted_body_ = 0;

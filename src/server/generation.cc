@@ -175,7 +175,9 @@ Status Generation::submit_all() {
       const int offset = plan_.echo ? code_points(plan_.prompts[size_t(p)].text) : 0;
       running.choice =
           std::make_unique<Choice>(p * n + k, model_.tokenizer(), plan_.options, plan_.keep_tokens, offset);
-      auto stream = model_.engine().enqueue(request_of(p, k), [exchange] { exchange->wake(); });
+      const auto notify = [exchange] { exchange->wake(); };
+      auto stream = plan_.batched ? model_.engine().enqueue(request_of(p, k), notify)
+                                  : model_.engine().submit(request_of(p, k), notify);
       if (!stream.ok()) return stream.error();
       // From here to the next line nothing may fail: what the engine has is found by cancel_all.
       running.stream = std::move(stream).value();
@@ -190,60 +192,67 @@ Status Generation::submit_all() {
 // Takes what the engine has for all choices, then sends it in one go; again while the client takes it all.
 void Generation::pump() {
   account_.unblock();
-  bool paused = true;
-  while (paused && !over_ && exchange_->unsent() <= limits::kStreamHighWater) {
-    paused = false;
+  bool more = true;
+  while (more && !over_ && exchange_->unsent() <= limits::kStreamHighWater) {
+    more = false;
     bool all_ended = true;
+    const size_t unsent = exchange_->unsent();
     for (Running& running : running_) {
-      paused = plan_.options.stream && frames_.size() > limits::kStreamHighWater;
-      if (paused) break;
-      if (!pump_choice(running)) return;  // failed, and said so
+      if (plan_.options.stream && exchange_->unsent() - unsent > limits::kStreamHighWater) {
+        more = true;
+        all_ended = false;
+        break;
+      }
+      const Pumped pumped = pump_choice(running);
+      if (pumped == Pumped::failed) return;  // and said so
+      more = more || pumped == Pumped::more;
       all_ended = all_ended && running.choice->ended();
     }
-    all_ended = all_ended && !paused;
-    if (!frames_.empty()) {
-      open_stream();
-      exchange_->write(frames_);
-      if (!all_ended) {
-        about_to_send(frames_.size());
-        exchange_->flush();
-      }
-      frames_.clear();
+    if (all_ended) {
+      finish_answer();
+    } else if (const size_t made = exchange_->unsent() - unsent; made > 0) {
+      about_to_send(made);
+      exchange_->flush();
     }
-    if (all_ended && !over_) finish_answer();
   }
   if (!over_ && exchange_->unsent() > limits::kStreamHighWater) account_.block();
 }
 
-bool Generation::pump_choice(Running& running) {
+Generation::Pumped Generation::pump_choice(Running& running) {
   Choice& choice = *running.choice;
   TokenEvent event;
-  bool any = false;
+  bool any = false, more = false;
   while (!choice.ended() && running.stream->pop(event)) {
     any = true;
     account_.token(size_t(choice.index()), event,
                    event.id >= 0 ? text_seen(model_.tokenizer(), event.id) : TokenText());
     if (first_token_ == 0) plan_.permit.first_token(first_token_ = event.time);
     if (event.finish != FinishReason::none) running.drained = true;
-    if (!choice.push(event)) continue;
+    if (!choice.push(event)) {
+      more = !plan_.batched;
+      if (more) break;
+      continue;
+    }
     account_.choice_ended(size_t(choice.index()), finish_name(choice.finish()));
     if (is_failure(choice.finish())) {
       fail(failure(choice.finish()), choice.finish() == FinishReason::deadline ? "deadline" : "engine");
-      return false;
+      return Pumped::failed;
     }
     // A stop string ends it here; the engine learns of it like this.
     if (!running.drained) running.stream->cancel(FinishReason::stop);
   }
-  if (!any || !plan_.options.stream || running.reported) return true;
+  const Pumped pumped = more ? Pumped::more : Pumped::dry;
+  if (!any || !plan_.options.stream || running.reported) return pumped;
   const ChoiceView view{choice, plan_.prompts[size_t(running.prompt)], *running.stream, !running.opened};
-  const ChoiceDelta delta = choice.take();
+  const ChoiceDelta& delta = choice.take();
   // The first event opens the choice even when its text is still held back: clients measure their wait by it.
   if (!delta.empty() || choice.ended() || !running.opened) {
-    format_->piece(frames_, view, delta, choice.ended() ? timings(running) : Timings());
+    open_stream();
+    format_->piece(exchange_->frames(), view, delta, choice.ended() ? timings(running) : Timings());
     running.opened = true;
   }
   running.reported = choice.ended();
-  return true;
+  return pumped;
 }
 
 void Generation::open_stream() {
@@ -264,10 +273,8 @@ void Generation::finish_answer() {
   log_end("completed");
   if (plan_.options.stream) {
     open_stream();
-    std::string tail;
-    format_->close_stream(tail, usage(), plan_.options.include_usage);
-    exchange_->write(tail);
-    about_to_send(tail.size());
+    format_->close_stream(exchange_->frames(), usage(), plan_.options.include_usage);
+    about_to_send(exchange_->unsent());
     account_.answered("completed");
     exchange_->end(true);
     return;
@@ -299,15 +306,12 @@ void Generation::fail(const ApiError& error, const char* reason) {
     meters().failed.add();
   log_end(reason);
   account_.answered(reason);
-  if (!stream_open_ && frames_.empty()) {
+  if (!stream_open_) {
     respond_error(error);
     return;
   }
-  // Other choices' text of this round is still theirs.
-  open_stream();
-  format_->stream_error(frames_, error, plan_.request_id);
-  exchange_->write(frames_);
-  frames_.clear();
+  // Behind what other choices said in this round.
+  format_->stream_error(exchange_->frames(), error, plan_.request_id);
   exchange_->end(false);
 }
 

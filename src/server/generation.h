@@ -44,6 +44,7 @@ struct GenerationPlan {
   int default_max_tokens = -1;  // where the client gave none; -1: up to the context
   bool keep_tokens = false;     // the answer shows token ids or log-probabilities
   bool echo = false;
+  bool batched = true;              // ServerConfig::pooled_io
   Pooling pooling = Pooling::none;  // embeddings: no token is generated
   std::vector<Prompt> prompts;
   std::shared_ptr<const Grammar> grammar;  // of options.grammar, compiled; each choice follows it by itself
@@ -129,7 +130,8 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
   Status submit_all();
   Request request_of(int prompt, int k) const;
   void pump();
-  bool pump_choice(Running& running);
+  enum class Pumped : uint8_t { dry, more, failed };
+  Pumped pump_choice(Running& running);
   RequestAccount account_head() const;
   void open_stream();
   void finish_answer();
@@ -149,7 +151,6 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
   GenerationPlan plan_;
   std::unique_ptr<AnswerFormat> format_;
   std::vector<Running> running_;
-  std::string frames_;  // SSE text of one pump
   bool stream_open_ = false;
   bool over_ = false;
   TimeNs submitted_ = 0;

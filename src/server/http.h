@@ -72,10 +72,12 @@ class HttpExchange {
   // The whole answer. Does nothing when the client is gone.
   virtual void respond(HttpResponse response) = 0;
 
-  // A streamed answer: head, then writes, then end. `write` only appends; `flush` sends all of it in one system
-  // call, as one HTTP chunk.
+  // A streamed answer: head, then frames, then end. What is to be sent next is appended to `frames`, which are
+  // sent from where they lie; `flush` sends all of it in one system call, as one HTTP chunk. The reference is
+  // valid until the next flush or end.
   virtual void begin(HttpResponse head) = 0;
-  virtual void write(std::string_view bytes) = 0;
+  virtual std::string& frames() = 0;
+  void write(std::string_view bytes) { frames() += bytes; }
   virtual void flush() = 0;
   virtual size_t unsent() const = 0;
   // `complete` false: the connection is closed without the last chunk, so that the client knows the answer is

@@ -35,8 +35,11 @@ inline constexpr size_t kInlineBodyBytes = 16 << 10;  // longer bodies are parse
 inline constexpr int kTextQueue = 1024;               // jobs waiting for the text pool
 inline constexpr size_t kStreamHighWater =
     64 << 10;  // bytes unsent to a client before its tokens stay in the engine
-inline constexpr int kSendBufferBytes = 256 << 10;   // of a socket, in the kernel
-inline constexpr size_t kPipelinedBytes = 64 << 10;  // read ahead of the request that is being answered
+inline constexpr int kSendBufferBytes = 256 << 10;     // of a socket, in the kernel
+inline constexpr size_t kFreshBufferBytes = 4 << 10;   // of a buffer for what is to be sent; it grows
+inline constexpr size_t kKeptBufferBytes = 128 << 10;  // of one that is kept for the next answer
+inline constexpr size_t kKeptBuffers = 64;             // of a network thread
+inline constexpr size_t kPipelinedBytes = 64 << 10;    // read ahead of the request that is being answered
 inline constexpr size_t kBodyBytesInFlight = size_t{1}
                                              << 30;  // of all requests that are being read or prepared
 inline constexpr int kLingerMs = 3000;     // reading on after an early error, so that the client sees it

@@ -5,11 +5,14 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <boost/asio/bind_allocator.hpp>
 #include <boost/asio/ip/v6_only.hpp>
 #include <boost/asio/post.hpp>
 #include <ctime>
 #include <thread>
 
+#include "base/allocation_budget.h"
+#include "base/check.h"
 #include "base/faults.h"
 #include "base/log.h"
 #include "base/meter.h"
@@ -21,8 +24,26 @@ namespace sluice {
 namespace asio = boost::asio;
 void register_connection_meters();
 
+namespace {
+
+Counter& writes_counter() {
+  static Counter& c =
+      meter::counter("sluice_http_writes_total", "System calls that handed bytes to clients' sockets.");
+  return c;
+}
+
+Counter& allocations_counter() {
+  static Counter& c =
+      meter::counter("sluice_http_allocations_total", "Allocations of memory by network threads.");
+  return c;
+}
+
+}  // namespace
+
 Loop::Loop(std::shared_ptr<NetworkShared> shared_state)
-    : owner(std::move(shared_state)), shared(*owner), scratch(64 << 10) {}
+    : owner(std::move(shared_state)), shared(*owner), scratch(64 << 10) {
+  buffers.reserve(limits::kKeptBuffers);
+}
 
 void Loop::accept() {
   acceptor.async_accept(context, [this](boost::system::error_code ec, Socket socket) {
@@ -67,6 +88,7 @@ void Loop::tick() {
   timer.async_wait([this](boost::system::error_code ec) {
     if (ec || stopped.load(std::memory_order_relaxed)) return;
     tick();  // first: nothing that fails below may end it
+    count_costs();
     const TimeNs now = now_ns();
     std::vector<std::shared_ptr<Connection>> late;
     for (const auto& c : connections) {
@@ -77,8 +99,61 @@ void Loop::tick() {
   });
 }
 
+// Once a tick: counters that all network threads share are too dear for each write.
+void Loop::count_costs() {
+  writes_counter().add(std::exchange(writes, 0));
+  const uint64_t all = thread_allocations();
+  allocations_counter().add(all - std::exchange(allocations, all));
+}
+
+void Loop::take_buffer(std::string& buffer) {
+  if (!shared.config.pooled_io || buffer.capacity() > std::string().capacity()) return;
+  if (buffers.empty()) {
+    buffer.reserve(limits::kFreshBufferBytes);
+  } else {
+    buffer.swap(buffers.back());
+    buffers.pop_back();
+  }
+}
+
+void Loop::give_buffer(std::string& buffer) {
+  buffer.clear();
+  const size_t capacity = buffer.capacity();
+  if (capacity <= std::string().capacity()) return;
+  if (shared.config.pooled_io && capacity <= limits::kKeptBufferBytes && buffers.size() < limits::kKeptBuffers)
+    buffers.emplace_back().swap(buffer);
+  else
+    std::string().swap(buffer);
+}
+
+namespace {
+
+template <typename T>
+struct WakeAllocator {
+  using value_type = T;
+  explicit WakeAllocator(WakeMemory& wake_memory) : memory(&wake_memory) {}
+  template <typename U>
+  WakeAllocator(const WakeAllocator<U>& other) : memory(other.memory) {}
+  T* allocate(size_t count) const {
+    CHECK(count * sizeof(T) <= sizeof memory->bytes);
+    return reinterpret_cast<T*>(memory->bytes);
+  }
+  void deallocate(T*, size_t) const {}
+  template <typename U>
+  bool operator==(const WakeAllocator<U>& other) const {
+    return memory == other.memory;
+  }
+  WakeMemory* memory;
+};
+
+}  // namespace
+
 void Loop::wake(std::shared_ptr<Connection> connection) {
   if (stopped.load(std::memory_order_acquire)) return;
+  if (!shared.config.pooled_io) {
+    asio::post(context, [connection = std::move(connection)] { connection->run_wake(); });
+    return;
+  }
   Connection* c = connection.get();
   if (c->queued_.exchange(true, std::memory_order_acq_rel)) return;
   c->woken_ref_ = std::move(connection);
@@ -86,7 +161,8 @@ void Loop::wake(std::shared_ptr<Connection> connection) {
   while (
       !woken.compare_exchange_weak(c->woken_next_, c, std::memory_order_release, std::memory_order_relaxed)) {
   }
-  if (!wake_posted.exchange(true, std::memory_order_acq_rel)) asio::post(context, [this] { run_woken(); });
+  if (wake_posted.exchange(true, std::memory_order_acq_rel)) return;
+  asio::post(context, asio::bind_allocator(WakeAllocator<std::byte>(wake_memory), [this] { run_woken(); }));
 }
 
 void Loop::run_woken() {
@@ -228,6 +304,8 @@ Status NetworkImpl::bind_all(const asio::ip::tcp::endpoint& endpoint) {
 
 Status NetworkImpl::open(const ServerConfig& config, HttpHandler& handler) {
   register_connection_meters();
+  writes_counter();
+  allocations_counter();
   shared_->config = config;
   shared_->handler = &handler;
   if (!config.tls_cert_file.empty() || !config.tls_key_file.empty()) {

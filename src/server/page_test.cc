@@ -117,9 +117,9 @@ class StuckExchange final : public HttpExchange {
   void listen(std::shared_ptr<HttpListener> listener) override { listener_ = std::move(listener); }
   void respond(HttpResponse response) override { status_ = response.status; }
   void begin(HttpResponse) override {}
-  void write(std::string_view bytes) override { unsent_ += bytes.size(); }
+  std::string& frames() override { return frames_; }
   void flush() override {}
-  size_t unsent() const override { return unsent_; }
+  size_t unsent() const override { return unsent_ + frames_.size(); }
   void end(bool complete) override { ended_ = complete ? "complete" : "cut"; }
 
   void wait_for_wake() {
@@ -133,6 +133,7 @@ class StuckExchange final : public HttpExchange {
   std::string ended_;
 
  private:
+  std::string frames_;
   std::mutex mutex_;
   std::condition_variable woken_;
   int wakes_ = 0;

@@ -9,6 +9,8 @@ namespace sluice {
 
 namespace {
 
+constexpr std::string_view kEventEnd = "}\n\n";
+
 std::string quoted(std::string_view text) {
   std::string out;
   append_json_string(out, text);
@@ -25,9 +27,17 @@ std::string text_part(std::string_view text) {
 
 }  // namespace
 
-void ResponsesOutput::event(std::string& out, std::string_view type, const std::string& members) {
-  out.append("event: ").append(type).append("\ndata: {\"type\":\"").append(type).append("\",");
-  out += R"("sequence_number":)" + std::to_string(sequence_++) + "," + members + "}\n\n";
+void ResponsesOutput::begin_event(std::string& out, std::string_view type) {
+  out.append("event: ").append(type).append("\ndata: {\"type\":\"").append(type);
+  out += R"(","sequence_number":)";
+  out += std::to_string(sequence_++);
+  out += ',';
+}
+
+void ResponsesOutput::event(std::string& out, std::string_view type, std::string_view members) {
+  begin_event(out, type);
+  out += members;
+  out += kEventEnd;
 }
 
 void ResponsesOutput::add(std::string& out, const ChoiceDelta& delta) {
@@ -71,13 +81,16 @@ void ResponsesOutput::append(std::string& out, std::string_view text) {
   Item& item = items_.back();
   item.text += text;
   if (!streams_) return;
-  if (item.kind == Kind::message)
-    event(out, "response.output_text.delta",
-          place() + R"(,"content_index":0,"delta":)" + quoted(text) + R"(,"logprobs":[])");
-  else if (item.kind == Kind::reasoning)
-    event(out, "response.reasoning_text.delta", place() + R"(,"content_index":0,"delta":)" + quoted(text));
-  else
-    event(out, "response.function_call_arguments.delta", place() + R"(,"delta":)" + quoted(text));
+  // The one event that comes with each token: written in place.
+  begin_event(out, item.kind == Kind::message     ? "response.output_text.delta"
+                   : item.kind == Kind::reasoning ? "response.reasoning_text.delta"
+                                                  : "response.function_call_arguments.delta");
+  append_place(out);
+  if (item.kind != Kind::function_call) out += R"(,"content_index":0)";
+  out += R"(,"delta":)";
+  append_json_string(out, text);
+  if (item.kind == Kind::message) out += R"(,"logprobs":[])";
+  out += kEventEnd;
 }
 
 void ResponsesOutput::close(std::string& out, bool complete) {
@@ -102,8 +115,15 @@ void ResponsesOutput::close(std::string& out, bool complete) {
 }
 
 // Of the last item.
+void ResponsesOutput::append_place(std::string& out) const {
+  out.append(R"("item_id":")").append(items_.back().id).append(R"(","output_index":)");
+  out += std::to_string(items_.size() - 1);
+}
+
 std::string ResponsesOutput::place() const {
-  return R"("item_id":")" + items_.back().id + R"(","output_index":)" + std::to_string(items_.size() - 1);
+  std::string out;
+  append_place(out);
+  return out;
 }
 
 std::string ResponsesOutput::item_event(const Item& item, std::string_view status) const {

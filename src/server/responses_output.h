@@ -16,7 +16,7 @@ class ResponsesOutput {
   explicit ResponsesOutput(bool streams) : streams_(streams) {}
 
   // Appends an event of the stream: its type, its place in the stream, and `members` (JSON, without braces).
-  void event(std::string& out, std::string_view type, const std::string& members);
+  void event(std::string& out, std::string_view type, std::string_view members);
 
   void add(std::string& out, const ChoiceDelta& delta);
   // The answer has ended. An answer of nothing is an empty message. `complete`: by itself, not by a limit.
@@ -40,6 +40,8 @@ class ResponsesOutput {
   void open(std::string& out, Item item);
   void close(std::string& out, bool complete);
   void append(std::string& out, std::string_view text);
+  void begin_event(std::string& out, std::string_view type);
+  void append_place(std::string& out) const;
   std::string place() const;
   static std::string item_json(const Item& item, std::string_view status);
   std::string item_event(const Item& item, std::string_view status) const;

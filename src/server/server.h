@@ -22,6 +22,10 @@ struct ServerConfig {
   std::string host = "127.0.0.1";
   int port = 8000;  // 0: any free one
   int network_threads = 1;
+  // Frames are made in buffers that are used again, all that a client has to get goes in one write, and what
+  // happens in one turn of a loop is handed over once. Without: the plain way, to measure what that is worth: a
+  // buffer for each frame, a write for each token, a message for each wish and each answer.
+  bool pooled_io = true;
   int text_threads = 1;                   // tokenising and templates of long prompts
   std::string model_name;                 // id in the API; empty: the model's own
   std::vector<std::string> api_keys;      // as api_keys.h reads them; empty: open

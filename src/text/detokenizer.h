@@ -1,8 +1,8 @@
 // Detokenizer: ids to text, one at a time, for streaming. One instance per response, used by one thread at a
 // time; the Tokenizer must outlive it.
 //
-// Invariant: everything push() and finish() returned, joined, equals replace_invalid_utf8(tokenizer.decode(all
-// ids)) when Start is kText, and every single return value is valid UTF-8.
+// Invariant: everything push() and finish() appended equals replace_invalid_utf8(tokenizer.decode(all
+// ids)) when Start is kText, and what each call appends is valid UTF-8.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,11 @@ class Detokenizer {
   explicit Detokenizer(const Tokenizer& tokenizer, Start start = Start::kContinuation,
                        ControlText control = ControlText::kHide);
 
-  // Text that this token made certain; may be empty. Bytes that cannot be part of any character give U+FFFD,
-  // once per maximal ill-formed part; bytes of an unfinished character wait for the next token.
-  std::string push(int32_t id);
-  // What still waits, as one U+FFFD. The detokenizer then stands at the start of a continuation.
-  std::string finish();
+  // Appends the text that this token made certain, if any. Bytes that cannot be part of any character give
+  // U+FFFD, once per maximal ill-formed part; bytes of an unfinished character wait for the next token.
+  void push(int32_t id, std::string& out);
+  // Appends what still waits, as one U+FFFD. The detokenizer then stands at the start of a continuation.
+  void finish(std::string& out);
 
  private:
   const Tokenizer* tokenizer_;

@@ -27,9 +27,9 @@ void StopMatcher::advance(Stop& stop, char byte) {
   stop.state += stop.text[stop.state] == byte;
 }
 
-std::string StopMatcher::push(std::string_view text) {
+void StopMatcher::push(std::string_view text, std::string& out) {
   // Nothing new decides nothing: what is held stays held.
-  if (stopped() || text.empty()) return {};
+  if (stopped() || text.empty()) return;
   size_t longest = 0;
   for (const char byte : text) {
     held_ += byte;
@@ -42,17 +42,19 @@ std::string StopMatcher::push(std::string_view text) {
     }
     if (!stopped()) continue;
     if (stop_text_ == StopText::kLeaveOut) held_.erase(held_.size() - matched().size());
-    return std::exchange(held_, {});
+    return finish(out);
   }
   // Text and stop strings are whole characters, so only odd input makes the second term matter.
   size_t sure = held_.size() - longest;
   sure -= utf8_incomplete_tail(std::string_view(held_).substr(0, sure));
-  std::string out = held_.substr(0, sure);
+  out.append(held_, 0, sure);
   held_.erase(0, sure);
-  return out;
 }
 
-std::string StopMatcher::finish() { return std::exchange(held_, {}); }
+void StopMatcher::finish(std::string& out) {
+  out += held_;
+  held_.clear();
+}
 
 const std::string& StopMatcher::matched() const {
   CHECK(stopped());

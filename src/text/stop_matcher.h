@@ -19,11 +19,11 @@ class StopMatcher {
   // Empty strings never match.
   explicit StopMatcher(std::vector<std::string> stops, StopText stop_text = StopText::kLeaveOut);
 
-  // Feeds text and returns what may be sent now: never the beginning of a stop string, never half a character.
-  // Once stopped() the result is empty and text is ignored.
-  std::string push(std::string_view text);
-  // The text ended otherwise: returns what was held back.
-  std::string finish();
+  // Feeds text and appends what may be sent now: never the beginning of a stop string, never half a character.
+  // Once stopped() text is ignored.
+  void push(std::string_view text, std::string& out);
+  // The text ended otherwise: appends what was held back.
+  void finish(std::string& out);
 
   bool stopped() const { return matched_ >= 0; }
   int matched_index() const { return matched_; }  // in the order given; -1: none

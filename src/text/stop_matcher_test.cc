@@ -11,6 +11,18 @@ namespace {
 
 using StopText = StopMatcher::StopText;
 
+std::string pushed(StopMatcher& matcher, std::string_view text) {
+  std::string out;
+  matcher.push(text, out);
+  return out;
+}
+
+std::string finished(StopMatcher& matcher) {
+  std::string out;
+  matcher.finish(out);
+  return out;
+}
+
 // The definition, by brute force: the first prefix of text that ends in a stop string.
 struct Expected {
   std::string out;
@@ -32,68 +44,68 @@ Expected brute_force(const std::string& text, const std::vector<std::string>& st
 
 TEST(StopMatcher, MatchesAcrossChunks) {
   StopMatcher m({"</answer>"});
-  EXPECT_EQ(m.push("42</an"), "42");
-  EXPECT_EQ(m.push("sw"), "");
+  EXPECT_EQ(pushed(m, "42</an"), "42");
+  EXPECT_EQ(pushed(m, "sw"), "");
   EXPECT_FALSE(m.stopped());
-  EXPECT_EQ(m.push("er> and more"), "");
+  EXPECT_EQ(pushed(m, "er> and more"), "");
   EXPECT_TRUE(m.stopped());
   EXPECT_EQ(m.matched(), "</answer>");
-  EXPECT_EQ(m.push("anything"), "");
-  EXPECT_EQ(m.finish(), "");
+  EXPECT_EQ(pushed(m, "anything"), "");
+  EXPECT_EQ(finished(m), "");
 }
 
 TEST(StopMatcher, ReleasesAFalseStart) {
   StopMatcher m({"STOP"});
-  EXPECT_EQ(m.push("a ST"), "a ");
-  EXPECT_EQ(m.push("ART"), "START");
-  EXPECT_EQ(m.push(" S"), " ");
-  EXPECT_EQ(m.finish(), "S");
+  EXPECT_EQ(pushed(m, "a ST"), "a ");
+  EXPECT_EQ(pushed(m, "ART"), "START");
+  EXPECT_EQ(pushed(m, " S"), " ");
+  EXPECT_EQ(finished(m), "S");
   EXPECT_FALSE(m.stopped());
 }
 
 TEST(StopMatcher, AnEmptyChunkLetsNothingOut) {
   StopMatcher m({"STOP"});
-  EXPECT_EQ(m.push("a ST"), "a ");
-  EXPECT_EQ(m.push(""), "");
-  EXPECT_EQ(m.push("OP"), "");
+  EXPECT_EQ(pushed(m, "a ST"), "a ");
+  EXPECT_EQ(pushed(m, ""), "");
+  EXPECT_EQ(pushed(m, "OP"), "");
   EXPECT_TRUE(m.stopped());
 }
 
 TEST(StopMatcher, OverlappingBeginnings) {
   StopMatcher m({"aab"});
-  EXPECT_EQ(m.push("aaa"), "a");  // "aa" may still become the stop string
-  EXPECT_EQ(m.push("b"), "");
+  EXPECT_EQ(pushed(m, "aaa"), "a");  // "aa" may still become the stop string
+  EXPECT_EQ(pushed(m, "b"), "");
   EXPECT_TRUE(m.stopped());
 }
 
 TEST(StopMatcher, TheEarliestCompletedWinsAndTheLongestAmongEquals) {
   StopMatcher first({"abcd", "bc"});
-  EXPECT_EQ(first.push("xabcd"), "xa");
+  EXPECT_EQ(pushed(first, "xabcd"), "xa");
   EXPECT_EQ(first.matched_index(), 1);
   StopMatcher longest({"c", "abc", "bc"});
-  EXPECT_EQ(longest.push("xabc"), "x");
+  EXPECT_EQ(pushed(longest, "xabc"), "x");
   EXPECT_EQ(longest.matched_index(), 1);
 }
 
 TEST(StopMatcher, CanIncludeTheStopText) {
   StopMatcher m({"\n\n"}, StopText::kInclude);
-  EXPECT_EQ(m.push("line\n"), "line");
-  EXPECT_EQ(m.push("\nrest"), "\n\n");
+  EXPECT_EQ(pushed(m, "line\n"), "line");
+  EXPECT_EQ(pushed(m, "\nrest"), "\n\n");
   EXPECT_EQ(m.matched_index(), 0);
 }
 
 TEST(StopMatcher, EmptyStopsNeverMatch) {
   StopMatcher m({"", "x"});
-  EXPECT_EQ(m.push("abc"), "abc");
-  EXPECT_EQ(m.push("dx"), "d");
+  EXPECT_EQ(pushed(m, "abc"), "abc");
+  EXPECT_EQ(pushed(m, "dx"), "d");
   EXPECT_EQ(m.matched_index(), 1);
 }
 
 TEST(StopMatcher, CutsAtCharacters) {
   StopMatcher m({"é!"});
-  EXPECT_EQ(m.push("caf\xC3"), "caf");  // half of é
-  EXPECT_EQ(m.push("\xA9"), "");
-  EXPECT_EQ(m.push("?"), "é?");
+  EXPECT_EQ(pushed(m, "caf\xC3"), "caf");  // half of é
+  EXPECT_EQ(pushed(m, "\xA9"), "");
+  EXPECT_EQ(pushed(m, "?"), "é?");
 }
 
 TEST(StopMatcher, AgreesWithBruteForceWhateverTheChunks) {
@@ -112,14 +124,14 @@ TEST(StopMatcher, AgreesWithBruteForceWhateverTheChunks) {
     std::string out;
     for (size_t at = 0; at < text.size();) {
       const size_t n = std::min<size_t>(1 + rng() % 4, text.size() - at);
-      const std::string now = m.push(text.substr(at, n));
+      const std::string now = pushed(m, text.substr(at, n));
       EXPECT_TRUE(is_valid_utf8(now));
       out += now;
       // No byte of a stop string may be out before it is known not to be one.
       EXPECT_EQ(expected.out.compare(0, out.size(), out), 0);
       at += n;
     }
-    out += m.finish();
+    out += finished(m);
     EXPECT_EQ(out, expected.out);
     EXPECT_EQ(m.matched_index() >= 0 ? stops[size_t(m.matched_index())] : "",
               expected.stop >= 0 ? stops[size_t(expected.stop)] : "");

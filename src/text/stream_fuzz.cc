@@ -37,8 +37,8 @@ void check_stops(std::string_view text, const std::vector<std::string>& stops, s
   }
   sluice::StopMatcher matcher(stops);
   std::string out;
-  for (size_t at = 0; at < text.size(); at += chunk) out += matcher.push(text.substr(at, chunk));
-  out += matcher.finish();
+  for (size_t at = 0; at < text.size(); at += chunk) matcher.push(text.substr(at, chunk), out);
+  matcher.finish(out);
   CHECK(matcher.stopped() ? out == text.substr(0, cut) : out == text);
 }
 
@@ -59,11 +59,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<int32_t> ids(data, data + std::min<size_t>(size, 2000));
   std::string out;
   for (const int32_t id : ids) {
-    const std::string now = detokenizer.push(id);
-    CHECK(sluice::is_valid_utf8(now));
-    out += now;
+    const size_t before = out.size();
+    detokenizer.push(id, out);
+    CHECK(sluice::is_valid_utf8(std::string_view(out).substr(before)));
   }
-  out += detokenizer.finish();
+  detokenizer.finish(out);
   CHECK(out == sluice::replace_invalid_utf8(byte_tokenizer().decode(ids)));
   return 0;
 }

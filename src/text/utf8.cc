@@ -81,15 +81,21 @@ size_t white_space_before(std::string_view text, size_t at) {
 }
 
 std::string replace_invalid_utf8(std::string_view text) {
-  if (is_valid_utf8(text)) return std::string(text);
   std::string out;
-  out.reserve(text.size() + 16);
+  append_valid_utf8(out, text);
+  return out;
+}
+
+void append_valid_utf8(std::string& out, std::string_view text) {
+  if (is_valid_utf8(text)) {
+    out += text;
+    return;
+  }
   for (size_t at = 0; at < text.size();) {
     const Utf8Step step = utf8_step(text, at);
     out += step.valid ? text.substr(at, step.bytes) : kReplacementCharacter;
     at += step.bytes;
   }
-  return out;
 }
 
 }  // namespace sluice

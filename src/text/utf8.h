@@ -23,6 +23,7 @@ size_t utf8_incomplete_tail(std::string_view text);
 
 // Every maximal ill-formed part becomes one U+FFFD.
 std::string replace_invalid_utf8(std::string_view text);
+void append_valid_utf8(std::string& out, std::string_view text);  // the same, at the end of `out`
 
 // Unicode's White_Space: bytes of the white space character that begins at text[at], or ends before it; 0: none
 // there.

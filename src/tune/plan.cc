@@ -90,20 +90,15 @@ Step scheduler(const PlanWish& wish, const Place& place) {
 }
 
 Step system(const Place& place) {
-  Step step{"system",
-            "Threads and admission",
-            {"door-bound", "cpu-scheduling-delay", "oversubscribed-cores"},
-            {},
-            ""};
-  if (place.cores < 4) {
-    step.nothing = fmt::format("{} cores leave no thread to add", place.cores);
-    return step;
-  }
-  step.variants.push_back(
-      {"network and text threads",
-       {{"server.network_threads", place.cores >= 8 ? "4" : "2"}, {"server.text_threads", "2"}},
-       {},
-       ""});
+  Step step{
+      "system", "I/O and threads", {"door-bound", "cpu-scheduling-delay", "oversubscribed-cores"}, {}, ""};
+  Variant pooled{"pooled I/O", {{"io.pooled", "true"}}, {}, ""};
+  step.variants.push_back(pooled);
+  if (place.cores < 4) return step;  // none that would be idle
+  pooled.name += ", network and text threads";
+  pooled.set.push_back({"server.network_threads", place.cores >= 8 ? "4" : "2"});
+  pooled.set.push_back({"server.text_threads", "2"});
+  step.variants.push_back(pooled);
   return step;
 }
 
@@ -114,6 +109,7 @@ Configuration collapsed_start(const std::string& model, const Place& place) {
   c.set("scheduler.policy", "serial");
   c.set("kv.allocation", "contiguous_max_context");
   c.set("kv.prefix_cache", "false");
+  c.set("io.pooled", "false");
   c.set("engine.max_context", fmt::format("{}", std::min(place.context, kStartContext)));
   c.set("engine.fusion", "false");
   if (place.card) {

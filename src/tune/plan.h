@@ -44,8 +44,8 @@ inline constexpr std::string_view kStartName = "start", kSearchName = "search";
 inline constexpr std::string_view kStepNames[] = {"batching", "kv",        "weights",
                                                   "kernels",  "scheduler", "system"};
 
-// Serial batches, whole contexts reserved (of 32K or what the model has), no prefix cache, no recorded steps,
-// nothing fused: each the plain way of doing it. `exact` changes nothing here.
+// Serial batches, whole contexts reserved (of 32K or what the model has), no prefix cache, a write for each
+// token, no recorded steps, nothing fused: each the plain way of doing it. `exact` changes nothing here.
 Configuration collapsed_start(const std::string& model, const Place& place);
 
 struct PlanWish {

@@ -29,6 +29,7 @@ TEST(Plan, StartsWithThePlainWayOfDoingEverything) {
   EXPECT_EQ(start.get("scheduler.policy"), "serial");
   EXPECT_EQ(start.get("kv.allocation"), "contiguous_max_context");
   EXPECT_EQ(start.get("kv.prefix_cache"), "false");
+  EXPECT_EQ(start.get("io.pooled"), "false");
   EXPECT_EQ(start.get("engine.max_context"), "32768");
   EXPECT_EQ(start.get("engine.graphs"), "false");
   EXPECT_EQ(collapsed_start("m.gguf", kTwoCores).get("engine.max_context"), "8192");
@@ -58,10 +59,8 @@ TEST(Plan, ExactLeavesAnswersAsTheyAre) {
 
 TEST(Plan, WhatAMachineOrAModelHasNothingForSaysWhy) {
   const auto steps = plan({.concurrency = 8}, kTwoCores);
-  for (const char* name : {"weights", "system"}) {
-    EXPECT_TRUE(step(steps, name).variants.empty()) << name;
-    EXPECT_FALSE(step(steps, name).nothing.empty()) << name;
-  }
+  EXPECT_TRUE(step(steps, "weights").variants.empty());
+  EXPECT_FALSE(step(steps, "weights").nothing.empty());
   EXPECT_FALSE(step(steps, "kv").variants.empty());
 }
 
@@ -73,6 +72,17 @@ TEST(Plan, FusionIsMeasuredEverywhereAndRecordedStepsOnACard) {
     EXPECT_EQ(c.get("engine.fusion"), "true");
     EXPECT_EQ(c.get("engine.graphs"), place.card ? "true" : "");
   }
+}
+
+TEST(Plan, TheSystemStepTurnsPooledIoOnAndAddsThreadsWhereThereAreCores) {
+  const auto variants = [](const Place& place) {
+    return step(plan({.concurrency = 8}, place), "system").variants;
+  };
+  ASSERT_EQ(variants(kTwoCores).size(), 1u);
+  ASSERT_EQ(variants(kCard).size(), 2u);
+  for (const Variant& variant : variants(kCard))
+    EXPECT_EQ(with(collapsed_start(kModel, kCard), variant).get("io.pooled"), "true") << variant.name;
+  EXPECT_EQ(with(collapsed_start(kModel, kCard), variants(kCard)[1]).get("server.network_threads"), "4");
 }
 
 TEST(Plan, EachStepNamesTheCauseThatItRemoves) {
