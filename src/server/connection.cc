@@ -7,7 +7,7 @@
 
 #include "base/faults.h"
 #include "base/log.h"
-#include "base/meter.h"
+#include "server/connection_meters.h"
 #include "server/limits.h"
 #include "server/socket_faults.h"
 
@@ -17,31 +17,7 @@ namespace {
 
 constexpr TimeNs kMs = 1'000'000;
 
-Counter& write_timeouts() {
-  static Counter& c = meter::counter("sluice_http_write_timeouts_total",
-                                     "Connections dropped because the client read nothing for too long.");
-  return c;
-}
-
-Counter& read_timeouts() {
-  static Counter& c = meter::counter("sluice_http_read_timeouts_total",
-                                     "Connections closed because a request did not arrive in time.");
-  return c;
-}
-
-Gauge& open_connections() {
-  static Gauge& g = meter::gauge("sluice_http_connections", "Open connections.");
-  return g;
-}
-
 }  // namespace
-
-// Registered before the first scrape, not at the first timeout.
-void register_connection_meters() {
-  write_timeouts();
-  read_timeouts();
-  open_connections();
-}
 
 Connection::Connection(std::shared_ptr<Loop> loop, Loop::Socket socket, uint64_t address)
     : loop_(std::move(loop)), socket_(std::move(socket)), address_(address) {
@@ -51,7 +27,7 @@ Connection::Connection(std::shared_ptr<Loop> loop, Loop::Socket socket, uint64_t
     socket_.native_non_blocking(true, ignored);
     tls_ = std::make_unique<TlsSession>(loop_->shared.tls, socket_.native_handle());
   }
-  open_connections().set(loop_->shared.connections.fetch_add(1, std::memory_order_relaxed) + 1);
+  connection_meters().open.set(loop_->shared.connections.fetch_add(1, std::memory_order_relaxed) + 1);
 }
 
 Connection::~Connection() { account_body(0); }
@@ -446,7 +422,7 @@ void Connection::close() {
   boost::system::error_code ignored;
   socket_.close(ignored);
   loop_->connections.erase(self);
-  open_connections().set(loop_->shared.connections.fetch_sub(1, std::memory_order_relaxed) - 1);
+  connection_meters().open.set(loop_->shared.connections.fetch_sub(1, std::memory_order_relaxed) - 1);
 }
 
 void Connection::expire(TimeNs now) {
@@ -455,7 +431,7 @@ void Connection::expire(TimeNs now) {
 
 void Connection::pass_deadline(TimeNs now) {
   if (write_deadline_ != 0 && now > write_deadline_) {
-    write_timeouts().add();
+    connection_meters().write_timeouts.add();
     return left("write_timeout");
   }
   if (deadline_ == 0 || now < deadline_) return;
@@ -468,7 +444,7 @@ void Connection::pass_deadline(TimeNs now) {
       break;
     case State::head:
     case State::body:
-      read_timeouts().add();
+      connection_meters().read_timeouts.add();
       fail(408, state_ == State::head ? "The request head did not arrive in time."
                                       : "The request body did not arrive in time.");
       break;

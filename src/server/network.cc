@@ -15,30 +15,13 @@
 #include "base/check.h"
 #include "base/faults.h"
 #include "base/log.h"
-#include "base/meter.h"
 #include "server/connection.h"
+#include "server/connection_meters.h"
 #include "server/limits.h"
 
 namespace sluice {
 
 namespace asio = boost::asio;
-void register_connection_meters();
-
-namespace {
-
-Counter& writes_counter() {
-  static Counter& c =
-      meter::counter("sluice_http_writes_total", "System calls that handed bytes to clients' sockets.");
-  return c;
-}
-
-Counter& allocations_counter() {
-  static Counter& c =
-      meter::counter("sluice_http_allocations_total", "Allocations of memory by network threads.");
-  return c;
-}
-
-}  // namespace
 
 Loop::Loop(std::shared_ptr<NetworkShared> shared_state)
     : owner(std::move(shared_state)), shared(*owner), scratch(64 << 10) {
@@ -101,9 +84,9 @@ void Loop::tick() {
 
 // Once a tick: counters that all network threads share are too dear for each write.
 void Loop::count_costs() {
-  writes_counter().add(std::exchange(writes, 0));
+  connection_meters().writes.add(std::exchange(writes, 0));
   const uint64_t all = thread_allocations();
-  allocations_counter().add(all - std::exchange(allocations, all));
+  connection_meters().allocations.add(all - std::exchange(allocations, all));
 }
 
 void Loop::take_buffer(std::string& buffer) {
@@ -303,9 +286,7 @@ Status NetworkImpl::bind_all(const asio::ip::tcp::endpoint& endpoint) {
 }
 
 Status NetworkImpl::open(const ServerConfig& config, HttpHandler& handler) {
-  register_connection_meters();
-  writes_counter();
-  allocations_counter();
+  connection_meters();
   shared_->config = config;
   shared_->handler = &handler;
   if (!config.tls_cert_file.empty() || !config.tls_key_file.empty()) {
