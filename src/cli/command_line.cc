@@ -365,6 +365,8 @@ void Parser::add_quantize() {
   app->add_option("--seed", q.seed, "Of drawing samples")
       ->check(CLI::Range(uint64_t{0}, uint64_t(INT64_MAX)))  // CLI11 reads -1 as 2^64 - 1
       ->capture_default_str();
+  add_key(app, "--device", "device",
+          "Where layers compute: auto, cpu or cuda[:N]; default: cpu. Methods round on the CPU");
   app->parse_complete_callback([app, &q] {
     for (const CLI::Option* option : app->get_options())
       if (option->count() > 0 && !option->get_lnames().empty()) q.given.insert(option->get_lnames().front());

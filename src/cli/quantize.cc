@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/log.h"
 #include "base/mapped_file.h"
 #include "cli/commands.h"
 #include "cli/progress_bar.h"
@@ -60,6 +61,9 @@ Result<quantize::Settings> settings_of(const QuantizeOptions& options) {
     if (options.method == quantize::method_name(m)) s.method = m;
   s.all_targets = options.targets == "all";
   s.compensated = s.method == quantize::Method::fp8 && !options.calibration.empty();
+  for (const auto& [flag, file] :
+       {std::pair("calibration", &options.calibration), std::pair("eval-data", &options.eval_data)})
+    if (file->empty() && options.given.contains(flag)) return wrong(flag, "is empty; name a file");
   const Result<bool> gguf = writes_gguf(options.out);
   if (!gguf) return gguf.error();
   if (s.layout.empty() && *gguf) s.layout = "gguf";
@@ -157,6 +161,21 @@ void add_tokenizer(quantize::Job& job, const Result<VocabularyData>& vocabulary)
       tokenizer_config_from(*vocabulary, gguf->string("tokenizer.chat_template").value_or(""));
 }
 
+// The CPU unless a device is asked for: there, a card is not looked for. What a backend says of itself is said
+// once, not for each layer.
+quantize::BackendMaker layer_backends(const Config& config, const QuantizeOptions& options,
+                                      const ModelSpec& spec) {
+  if (!options.given.contains("device")) return [cpu = config.model.cpu] { return make_backend("cpu", cpu); };
+  EngineConfig engine = config.model.engine;
+  engine.gpu_fused_quantization = engine.gpu_bf16_copies = false;  // inputs are read back as they are
+  return [=, device = config.model.device, cpu = config.model.cpu, quiet = config.log_level == "info",
+          said = false]() mutable {
+    auto made = backend_for(spec, engine, device, cpu);
+    if (quiet && !std::exchange(said, true)) set_log_level(LogLevel::warn);
+    return made;
+  };
+}
+
 void print_outcome(const std::string& model, const std::string& out) {
   const double before = double(weight_bytes(model)), after = double(weight_bytes(out));
   fmt::print(stderr, "{}: {:.1f} MB of weights, {:.0f} % of {}'s {:.1f} MB\n", out, after / 1e6,
@@ -167,7 +186,14 @@ Status run(const Config& config, const QuantizeOptions& options, const Checkpoin
            const quantize::Plan& plan) {
   auto vocabulary = read_vocabulary(checkpoint);
   std::optional<quantize::Calibration> calibration;
-  quantize::Job job{.checkpoint = checkpoint, .plan = plan, .out = options.out};
+  auto host = make_backend("cpu", config.model.cpu);
+  if (!host) return std::move(host).error();
+  quantize::Job job{.checkpoint = checkpoint,
+                    .plan = plan,
+                    .out = options.out,
+                    .make_backend = layer_backends(config, options, checkpoint.spec()),
+                    .host = **host,
+                    .threads = std::max(1, (*host)->info().threads)};
   if (plan.calibrated()) {
     if (!vocabulary) return vocabulary.error();
     auto tokenizer = Tokenizer::create(*vocabulary);
@@ -180,9 +206,6 @@ Status run(const Config& config, const QuantizeOptions& options, const Checkpoin
                calibration->tokens, calibration->strata);
   }
   add_tokenizer(job, vocabulary);
-  auto backend = make_backend("cpu", config.model.cpu);
-  if (!backend) return std::move(backend).error();
-  job.threads = std::max(1, (*backend)->info().threads);
   if (plan.grid.group && plan.grid.group != options.settings.group)
     fmt::print(stderr, "groups of {} columns\n", plan.grid.group);
   for (const std::string& kept : plan.kept)
@@ -190,9 +213,10 @@ Status run(const Config& config, const QuantizeOptions& options, const Checkpoin
   ProgressBar bar;
   job.progress = [&](double done) { bar.show(done); };
   job.resumes = [&](int layer) {
-    fmt::print(stderr, "an interrupted run goes on at layer {} of {}\n", layer, checkpoint.spec().layers);
+    fmt::print(stderr, "an interrupted run goes on: {} of {} layers are there\n", layer,
+               checkpoint.spec().layers);
   };
-  Status done = quantize::quantize_model(job, **backend);
+  Status done = quantize::quantize_model(job);
   bar.clear();
   if (done) print_outcome(checkpoint.path(), options.out);
   return done;

@@ -146,6 +146,8 @@ Status check_text(std::string_view bytes, const std::string& path, const char* f
 
 Result<std::vector<Document>> read_documents(std::string_view bytes, const std::string& path) {
   if (Status text = check_text(bytes, path, "calibration"); !text) return std::move(text).error();
+  constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+  if (bytes.starts_with(kByteOrderMark)) bytes.remove_prefix(kByteOrderMark.size());
   if (path.ends_with(".jsonl") || begins_as_jsonl(bytes)) return read_jsonl(bytes, path);
   return cut_text(bytes);
 }

@@ -97,11 +97,12 @@ TEST(Calibration, WhatIsNoTextIsRefused) {
 
 TEST(Calibration, JsonLinesAreToldByTheirNameOrTheirFirstLine) {
   const std::string lines = "\n{\"text\": \"one\", \"kind\": \"k\"}\n{\"text\": \"two\"}\n";
-  for (const char* name : {"x.jsonl", "x.txt"}) {
-    const auto documents = read_documents(lines, name);
-    ASSERT_EQ(documents->size(), 2u) << name;
-    EXPECT_EQ((*documents)[0].kind, "k");
-  }
+  for (const char* name : {"x.jsonl", "x.txt"})
+    for (const std::string& bytes : {lines, "\xef\xbb\xbf" + lines}) {
+      const auto documents = read_documents(bytes, name);
+      ASSERT_TRUE(documents.ok() && documents->size() == 2) << name;
+      EXPECT_EQ((*documents)[0].kind, "k");
+    }
   for (const char* text : {"{\n  \"text\": \"one\"\n}\n", "{\"other\": 1}\n", "{ braces }\n"})
     EXPECT_EQ(read_documents(text, "x.txt")->size(), 1u) << text;
 }

@@ -1,10 +1,12 @@
 // One layer of a model over calibration samples: the model's Decoder with a spec of one layer, fed with the
-// residuals that the layer before left. So no more than one layer's weights are in memory at a time.
+// residuals that the layer before left. So no more than one layer's weights are in memory at a time. A layer
+// gets a backend of its own: a card's memory is decided before its first step.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "model/checkpoint.h"
 #include "model/decoder.h"
@@ -19,30 +21,35 @@ using Replacements = std::map<std::string, Matrix, std::less<>>;
 // Which of a layer's products reads what.
 enum class Input : uint8_t { qkv, attention_output, gate_up, down };
 
+// A new backend, always of the same device.
+using BackendMaker = std::function<Result<std::unique_ptr<Backend>>()>;
+
 class LayerRunner {
  public:
-  // `backend` computes; both outlive the runner. Reserves the backend: for steps of `max_tokens` rows, and for
-  // products of as many rows and columns. Errors: too little memory.
-  static Result<std::unique_ptr<LayerRunner>> make(const Checkpoint& checkpoint, Backend& backend,
-                                                   int max_tokens);
+  // Samples have at most `max_tokens` tokens. `checkpoint` outlives the runner.
+  LayerRunner(const Checkpoint& checkpoint, BackendMaker make_backend, int max_tokens);
 
   // [T, C] the residual that the first layer begins with.
   Matrix embed(std::span<const int32_t> ids) const;
 
-  // Loads a layer; what is in `replaced` comes from there. Errors name the tensor.
+  // Loads a layer; what is in `replaced` comes from there. Errors: the backend's, too little memory, and those
+  // of the weights, which name the tensor.
   Status load(int layer, const Replacements& replaced);
 
-  // The loaded layer over one sample's residual [T, C], in place. `seen` gets each product's input [T, K]
-  // first.
+  // The loaded layer over one sample's residual [T, C], in place. `seen` gets each product's input [T, K] as
+  // float32 in host memory first.
   void run(Matrix& residual, const std::function<void(Input, const Tensor&)>& seen);
 
  private:
-  LayerRunner(const Checkpoint& checkpoint, Backend& backend, int max_tokens);
+  Status allocate();
+  Tensor on_host(const Tensor& x, Matrix& copy);
 
   const Checkpoint& checkpoint_;
-  RecordingBackend backend_;
+  const BackendMaker make_backend_;
   const int max_tokens_;
-  ModelSpec spec_;  // of the loaded layer
+  std::unique_ptr<Backend> backend_;  // of the loaded layer, as all that follows
+  std::optional<RecordingBackend> recording_;
+  ModelSpec spec_;
   LayerGroups groups_;
   Weights weights_;
   KvPool pool_;

@@ -20,13 +20,6 @@ constexpr int kRows = 256;
 
 class Methods : public testing::Test {
  protected:
-  Methods() {
-    WorkspaceShape shape;
-    shape.max_tokens = kRows;
-    shape.max_columns = 512;
-    CHECK(backend_->reserve(shape).ok());
-  }
-
   Matrix normal(int64_t rows, int64_t cols, float deviation = 1) {
     Matrix m(rows, cols);
     std::normal_distribution<float> draw(0, deviation);
@@ -45,7 +38,7 @@ class Methods : public testing::Test {
 
   std::mt19937 random_{3};
   std::unique_ptr<Backend> backend_ = make_ref_backend();
-  Products products_{*backend_, kRows};
+  Products products_ = *Products::make(*backend_, kRows, 512);
 };
 
 TEST_F(Methods, OutputErrorIsTheMeanSquareOfTheDifferenceOfOutputs) {

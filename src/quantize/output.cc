@@ -85,7 +85,7 @@ Result<std::unique_ptr<Output>> Output::open(const Checkpoint& checkpoint, const
   if (Result<std::string> config = output->config(""); !config) return std::move(config).error();
   std::error_code e;
   fs::create_directories(output->partial_, e);
-  if (e) return io(output->partial_, e);
+  if (e) return Error{ErrorCode::kIo, io(output->partial_, e).message, "output"};
   if (Status s = output->lock(); !s) return std::move(s).error();
   const std::string stamp = output->partial_ + "/" + kIdentity;
   const Result<MappedFile> old = MappedFile::open(stamp);
@@ -135,7 +135,7 @@ Status Output::save_residuals(int layer, std::span<const Matrix> residuals) {
   const int64_t at = layer;
   std::vector<std::span<const std::byte>> pieces = {std::as_bytes(std::span(&at, 1))};
   for (const Matrix& m : residuals) pieces.push_back(std::as_bytes(std::span(m.values)));
-  return write_whole_file(partial_ + "/" + kResiduals, pieces);
+  return kept(write_whole_file(partial_ + "/" + kResiduals, pieces));
 }
 
 std::optional<int> Output::load_residuals(std::span<Matrix> residuals) const {
@@ -207,7 +207,15 @@ Status Output::write_layer(int layer, const QuantizedLayer& result) {
     if (!made) return std::move(made).error();
     for (OutputTensor& t : *made) tensors.push_back(std::move(t));
   }
-  return write_safetensors(shard(layer), tensors, {{"format", "pt"}});
+  return kept(write_safetensors(shard(layer), tensors, {{"format", "pt"}}));
+}
+
+// A failure to write loses only what was being written.
+Status Output::kept(Status written) const {
+  if (written || written.error().code != ErrorCode::kIo) return written;
+  Error error = written.error();
+  error.message += fmt::format("; what is done is kept in {}: the same command goes on from there", partial_);
+  return error;
 }
 
 LinearNames Output::names() const {
@@ -230,7 +238,9 @@ LinearNames Output::names() const {
   return out;
 }
 
-Status Output::finish(const Companions& companions) {
+Status Output::finish(const Companions& companions) { return kept(finish_all(companions)); }
+
+Status Output::finish_all(const Companions& companions) {
   std::vector<OutputTensor> tensors;
   for (const Slot& slot : slots_of(checkpoint_.spec())) {
     if (slot_place(slot.name).layer >= 0) continue;

@@ -53,6 +53,8 @@ class Output {
   std::string shard(int layer) const;  // layer -1: what is outside of layers
   Result<std::string> config(const std::string& members) const;
   Result<std::vector<OutputTensor>> plain_tensor(const std::string& slot, const Matrix* replaced) const;
+  Status kept(Status written) const;
+  Status finish_all(const Companions& companions);
   Status finish_folder(const Companions& companions) const;
   Status write_index() const;
   Status write_side_files(const Companions& companions) const;

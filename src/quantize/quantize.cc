@@ -14,19 +14,51 @@
 namespace sluice::quantize {
 namespace {
 
+constexpr int64_t kProductRows = 256;  // fewer are slow
+
+// Where second moments are summed up: the CPU's products, or a card's on a backend of their own.
+class Moments {
+ public:
+  static Result<Moments> make(const Job& job, Products& host, int64_t columns, int64_t tokens) {
+    Moments out;
+    out.products_ = &host;
+    if (!job.calibration) return out;
+    Result<std::unique_ptr<Backend>> made = job.make_backend();
+    if (!made) return std::move(made).error();
+    const DeviceInfo device = (*made)->info();
+    if (!device.is_card()) return out;
+    out.card_ = device.name;
+    out.backend_ = std::move(*made);
+    Result<Products> own = Products::make(*out.backend_, columns, tokens);
+    if (!own) return std::move(own).error();
+    out.own_ = std::make_unique<Products>(std::move(*own));
+    out.products_ = out.own_.get();
+    return out;
+  }
+  Products& products() { return *products_; }
+  const std::string& card() const { return card_; }  // its name; empty: the CPU
+
+ private:
+  std::string card_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Products> own_;
+  Products* products_ = nullptr;
+};
+
+size_t longest_sample(const Job& job) {
+  size_t longest = 1;
+  if (job.calibration)
+    for (const auto& ids : job.calibration->samples) longest = std::max(longest, ids.size());
+  return (longest + 15) / 16 * 16;
+}
+
 // The samples' residuals on their way through the layers.
 class Flow {
  public:
-  static Result<Flow> make(const Job& job, Backend& backend) {
+  static Result<Flow> make(const Job& job) {
     Flow flow;
     flow.path_ = job.checkpoint.path();
-    size_t longest = 1;
-    if (job.calibration)
-      for (const auto& ids : job.calibration->samples) longest = std::max(longest, ids.size());
-    // Products of the methods have as many rows as steps: few are slow.
-    auto runner = LayerRunner::make(job.checkpoint, backend, int(std::max<size_t>(longest, 256)));
-    if (!runner) return std::move(runner).error();
-    flow.runner_ = std::move(*runner);
+    flow.runner_ = std::make_unique<LayerRunner>(job.checkpoint, job.make_backend, int(longest_sample(job)));
     if (job.calibration)
       for (const auto& ids : job.calibration->samples) {
         const Matrix& rows = flow.residuals_.emplace_back(flow.runner_->embed(ids));
@@ -127,8 +159,8 @@ std::string files_of(const Checkpoint& checkpoint) {
   return out;
 }
 
-// All that the result depends on, a line each.
-std::string identity(const Job& job) {
+// All that the result depends on, a line each. `card`: its name, where one computes.
+std::string identity(const Job& job, const std::string& card) {
   std::error_code e;
   const auto path = std::filesystem::canonical(job.checkpoint.path(), e);
   std::string out =
@@ -138,6 +170,7 @@ std::string identity(const Job& job) {
   if (job.calibration)
     for (const auto& [key, value] : facts_of(*job.calibration, job.plan.settings.observer))
       out += fmt::format("calibration {}: {}\n", key, value);
+  if (!card.empty()) out += fmt::format("computed by: {}\n", card);
   return out;
 }
 
@@ -157,12 +190,19 @@ std::vector<uint64_t> calibration_passages(const Checkpoint& checkpoint) {
   return text ? parse_passages(*text) : std::vector<uint64_t>();
 }
 
-Status quantize_model(const Job& job, Backend& backend) {
+Status quantize_model(const Job& job) {
   CHECK(job.plan.calibrated() == (job.calibration != nullptr));
-  Result<std::unique_ptr<Output>> output = Output::open(job.checkpoint, job.plan, job.out, identity(job));
+  const ModelSpec& spec = job.checkpoint.spec();
+  const int layers = spec.layers, widest = std::max({spec.hidden, spec.heads * spec.head_dim, spec.ffn});
+  const size_t longest = longest_sample(job);
+  Result<Products> products = Products::make(job.host, kProductRows, std::max(widest, int(longest)));
+  if (!products) return std::move(products).error();
+  Result<Moments> moments = Moments::make(job, *products, widest, int64_t(longest));
+  if (!moments) return std::move(moments).error();
+  Result<std::unique_ptr<Output>> output =
+      Output::open(job.checkpoint, job.plan, job.out, identity(job, moments->card()));
   if (!output) return std::move(output).error();
-  const int layers = job.checkpoint.spec().layers;
-  Result<Flow> flow = Flow::make(job, backend);
+  Result<Flow> flow = Flow::make(job);
   if (!flow) return std::move(flow).error();
   std::vector<Matrix>& residuals = flow->residuals();
   // Without samples a layer stands for itself; with them it needs what the layers before made of the samples.
@@ -172,23 +212,24 @@ Status quantize_model(const Job& job, Backend& backend) {
   // gave.
   const bool quantized_inputs = job.plan.settings.method == Method::gptq;
   flow->keep_first_pass(!quantized_inputs);
-  Products products(backend, 256);
   if (first > 0 && job.resumes) job.resumes(first);
   for (int layer = first; layer < layers; layer++) {
     const auto progress = [&](double part) {
       if (job.progress) job.progress((double(layer) + part) / double(layers));
     };
     progress(0);
-    LayerStatistics statistics = statistics_for(job.plan, job.checkpoint.spec());
+    LayerStatistics statistics = statistics_for(job.plan, spec);
     if (job.calibration)
-      if (Status s = flow->pass(layer, {}, &statistics, products, [&](double p) { progress(0.5 * p); }); !s)
+      if (Status s =
+              flow->pass(layer, {}, &statistics, moments->products(), [&](double p) { progress(0.5 * p); });
+          !s)
         return s;
     Result<QuantizedLayer> made =
-        quantize_layer(job.checkpoint, layer, job.plan, statistics, {products, job.threads});
+        quantize_layer(job.checkpoint, layer, job.plan, statistics, {*products, job.threads});
     if (!made) return std::move(made).error();
     progress(0.8);
     if (quantized_inputs)
-      if (Status s = flow->pass(layer, dequantized(*made), nullptr, products,
+      if (Status s = flow->pass(layer, dequantized(*made), nullptr, moments->products(),
                                 [&](double p) { progress(0.8 + 0.2 * p); });
           !s)
         return s;

@@ -13,6 +13,7 @@
 
 #include "model/formats/safetensors.h"
 #include "model/test_run.h"
+#include "quantize/card_like_backend.h"
 #include "quantize/folder_config.h"
 #include "quantize/matrix_rows.h"
 
@@ -68,14 +69,15 @@ class Quantize : public testing::Test {
     auto plan = make_plan(**checkpoint, settings);
     if (!plan) return plan.error();
     const Calibration samples = random_samples((*checkpoint)->spec().vocab);
-    const std::unique_ptr<Backend> backend = make_ref_backend();
+    const std::unique_ptr<Backend> host = make_ref_backend();
     return quantize_model({.checkpoint = **checkpoint,
                            .plan = *plan,
                            .calibration = plan->calibrated() ? &samples : nullptr,
                            .out = path(out),
+                           .make_backend = make_backend_,
+                           .host = *host,
                            .threads = 2,
-                           .progress = std::move(progress)},
-                          *backend);
+                           .progress = std::move(progress)});
   }
 
   // |difference| / |logits| over a few positions.
@@ -101,6 +103,7 @@ class Quantize : public testing::Test {
   }
 
   uint64_t seed_ = 1;  // as the calibration says
+  BackendMaker make_backend_ = [] { return make_ref_backend(); };
   const fs::path dir_ = fs::temp_directory_path() / ("sluice_quantize_" + std::to_string(getpid()));
 };
 
@@ -132,6 +135,47 @@ TEST_P(Families, EightBitsOfEveryMethodComputeWhatTheModelComputes) {
     EXPECT_LT(distance(kTiny + GetParam(), path(out)), c.most) << method_name(c.method);
     EXPECT_FALSE(fs::exists(path(out) + ".partial"));
   }
+}
+
+// The way over a card, whose activations are bf16: what comes of it is as near to the model as what a CPU
+// makes.
+TEST_F(Quantize, ACardComputesLayersAndSecondMoments) {
+  for (const char* family : {"qwen2-bias-tied", "gemma3-local-global"})
+    for (const Method method : {Method::awq, Method::gptq, Method::int8, Method::fp8}) {
+      const Settings settings{.method = method, .group = 32, .compensated = method == Method::fp8};
+      const std::string name = std::string(family) + method_name(method);
+      make_backend_ = [] { return make_ref_backend(); };
+      ASSERT_TRUE(quantize(kTiny + family, settings, name + "cpu").ok());
+      int made = 0;
+      make_backend_ = [&made]() -> Result<std::unique_ptr<Backend>> {
+        ++made;
+        return std::unique_ptr<Backend>(std::make_unique<CardLikeBackend>());
+      };
+      const Status done = quantize(kTiny + family, settings, name + "card");
+      ASSERT_TRUE(done.ok()) << done.error().message;
+      EXPECT_GT(made, 2) << "a layer has its own, and the moments";
+      const double cpu = distance(kTiny + family, path(name + "cpu")),
+                   card = distance(kTiny + family, path(name + "card"));
+      EXPECT_LT(card, 1.6 * cpu) << name;
+      EXPECT_GT(distance(path(name + "cpu"), path(name + "card")), 0) << "bf16 rounds: " << name;
+    }
+}
+
+TEST_F(Quantize, ARunOnACardIsNotGoneOnWithOnACpu) {
+  const Settings settings{.method = Method::int8};
+  struct Killed {};
+  make_backend_ = []() -> Result<std::unique_ptr<Backend>> {
+    return std::unique_ptr<Backend>(std::make_unique<CardLikeBackend>());
+  };
+  EXPECT_THROW((void)quantize(kTiny + "qwen3-qknorm", settings, "out",
+                              [](double done) {
+                                if (done >= 0.5) throw Killed();
+                              }),
+               Killed);
+  make_backend_ = [] { return make_ref_backend(); };
+  const Status other = quantize(kTiny + "qwen3-qknorm", settings, "out");
+  ASSERT_FALSE(other.ok());
+  EXPECT_THAT(other.error().message, HasSubstr("'computed by: like a card' there"));
 }
 
 TEST_F(Quantize, ExpertsAreRoundedAndAreNotCalibrated) {

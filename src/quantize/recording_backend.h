@@ -9,7 +9,7 @@
 
 namespace sluice::quantize {
 
-class RecordingBackend final : public Backend {
+class RecordingBackend : public Backend {
  public:
   explicit RecordingBackend(Backend& inner) : inner_(inner) {}
 

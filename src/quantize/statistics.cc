@@ -88,18 +88,19 @@ Statistics::Statistics(int64_t columns, const Observer& observer, bool hessian)
 
 void Statistics::add(const Tensor& x, Products& products) {
   CHECK(x.dtype == DType::f32 && x.cols == int64_t(sum_.size()));
-  Matrix columns(x.cols, x.rows);
+  const int64_t multiple = products.column_multiple(), width = (x.rows + multiple - 1) / multiple * multiple;
+  Matrix columns(x.cols, width);  // what is behind x's rows stays 0, and adds nothing
   for (int64_t r = 0; r < x.rows; r++)
-    for (int64_t c = 0; c < x.cols; c++) columns.values[size_t(c * x.rows + r)] = x.row<float>(r)[c];
+    for (int64_t c = 0; c < x.cols; c++) columns.values[size_t(c * width + r)] = x.row<float>(r)[c];
   rows_ += x.rows;
-  observe(columns);
+  observe(columns, x.rows);
   if (!keeps_hessian_) return;
   products.multiply(columns, products.pack(columns), product_);
   for (size_t i = 0; i < hessian_.values.size(); i++) hessian_.values[i] += product_.values[i];
 }
 
-void Statistics::observe(const Matrix& columns) {
-  std::vector<float> sizes(size_t(columns.cols)), largest(range_.size());
+void Statistics::observe(const Matrix& columns, int64_t rows) {
+  std::vector<float> sizes(static_cast<size_t>(rows)), largest(range_.size());
   for (int64_t c = 0; c < columns.rows; c++) {
     const auto unit = size_t(c / together_);
     for (size_t i = 0; i < sizes.size(); i++) sizes[i] = std::fabs(columns.row(c)[i]);

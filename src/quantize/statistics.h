@@ -29,7 +29,7 @@ class Statistics {
   // `hessian`: the sum of xᵀx is wanted too, K x K numbers.
   Statistics(int64_t columns, const Observer& observer, bool hessian);
 
-  // A sample's rows [T, K].
+  // A sample's rows [T, K], float32 in host memory.
   void add(const Tensor& x, Products& products);
 
   int64_t rows() const { return rows_; }
@@ -43,7 +43,7 @@ class Statistics {
   void divide(const std::vector<float>& factors);
 
  private:
-  void observe(const Matrix& columns);
+  void observe(const Matrix& columns, int64_t rows);
   float percentile(int64_t unit) const;
 
   const Observer observer_;

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <climits>
 #include <optional>
 
 #include "model/formats/quantized_linear.h"
@@ -20,7 +21,7 @@ class Settings {
     return std::string(config_.string(full(key)).value_or(fallback));
   }
   int integer(const std::string& key, int fallback) const {
-    return int(config_.number(full(key)).value_or(fallback));
+    return int(std::clamp(config_.number(full(key)).value_or(fallback), double(INT_MIN), double(INT_MAX)));
   }
   bool flag(const std::string& key, bool fallback) const {
     return config_.boolean(full(key)).value_or(fallback);
