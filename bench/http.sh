@@ -112,20 +112,20 @@ PY
 
 # compare_io: pooled I/O and the plain way, each on a server of its own, one after the other in each round.
 compare_io() {
-  local pooled=$server pooled_url=$URL plain plain_url rows side started before after cpu_before cpu_after tokens_s e2e50 e2e99 failed
+  local pooled=$server pooled_url=$URL plain plain_url rows side started before after cpu_started cpu_before cpu_after tokens_s e2e50 e2e99 failed
   rows=$(mktemp)
   serve $((PORT + 2)) --set io.pooled=false
   plain=$server plain_url=$URL
   for _ in $(seq "$ROUNDS"); do
     for side in plain pooled; do
       if [ $side = plain ]; then server=$plain URL=$plain_url; else server=$pooled URL=$pooled_url; fi
-      started=$(counters)
+      started=$(counters) cpu_started=$(cpu)
       load "$URL/v1/chat/completions" -s "$here/chat.lua" -- same
       before=$(counters) cpu_before=$(cpu)
       read -r _ tokens_s _ _ _ e2e50 e2e99 _ failed < <(generate --concurrency $((STREAMS / GENERATORS)) \
         --requests $((STREAMS * 12 / GENERATORS)) --input-tokens 16 --output-tokens 256)
       after=$(counters) cpu_after=$(cpu)
-      printf '%s\n' "$side $rate $p50 $p99 $tokens_s $e2e50 $e2e99 $failed ${cpu_before#* } ${cpu_after#* } $started $before $after" >>"$rows"
+      printf '%s\n' "$side $rate $p50 $p99 $tokens_s $e2e50 $e2e99 $failed ${cpu_started% *} $cpu_before ${cpu_after#* } $started $before $after" >>"$rows"
     done
   done
   python3 - "$rows" <<'PY'
@@ -134,14 +134,15 @@ def ms(text):
     number = text.rstrip("mus")
     return float(number) * {"us": 1e-3, "ms": 1, "s": 1e3, "m": 6e4}[text[len(number):]]
 names = ["requests/s", "p50 ms", "p99 ms", "tokens/s of streams", "streams' p50 ms", "streams' p99 ms", "network CPU us a token",
-         "writes a token", "allocations a token", "writes a request", "allocations a request"]
+         "writes a token", "allocations a token", "CPU us a request", "writes a request", "allocations a request"]
 sides = {"plain": [], "pooled": []}
 for line in open(sys.argv[1]):
-    side, rate, p50, p99, tokens_s, e2e50, e2e99, failed, cpu0, cpu1, *counts = line.split()
+    side, rate, p50, p99, tokens_s, e2e50, e2e99, failed, cpu_started, cpu_asked, cpu0, cpu1, *counts = line.split()
     started, before, after = (list(map(int, counts[i : i + 3])) for i in (0, 3, 6))
     asked, made = before[2] - started[2], after[2] - before[2]
     sides[side].append([float(rate), ms(p50), ms(p99), float(tokens_s), float(e2e50), float(e2e99), (float(cpu1) - float(cpu0)) * 1e6 / made,
-                        (after[0] - before[0]) / made, (after[1] - before[1]) / made, (before[0] - started[0]) / asked,
+                        (after[0] - before[0]) / made, (after[1] - before[1]) / made,
+                        (float(cpu_asked) - float(cpu_started)) * 1e6 / asked, (before[0] - started[0]) / asked,
                         (before[1] - started[1]) / asked])
     if int(failed): print(f"{failed} streams failed ({side})")
 print(f"{'':26} {'plain':>12} {'pooled':>12} {'ratio':>8}   medians of {len(sides['plain'])}; the ratio is that of each round")
