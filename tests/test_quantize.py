@@ -63,7 +63,10 @@ def test_a_text_is_either_for_calibration_or_for_judging(texts, tmp_path):
     assert done.returncode == 1 and "shares a passage with" in done.stderr and not (tmp_path / "out").exists()
     assert quantize("-o", tmp_path / "out", "--method", "int8", "--calibration", calibration).returncode == 0
     done = run_sluice("eval", tmp_path / "out", "--data", judged)
-    assert done.returncode == 1 and "was calibrated on a part of" in done.stderr
+    assert done.returncode == 1 and done.stderr.startswith(f"sluice: --data: {tmp_path / 'out'} was calibrated on a part of {judged}")
+    (tmp_path / "empty.txt").write_text("")
+    done = run_sluice("eval", MODEL, "--data", tmp_path / "empty.txt")
+    assert (done.returncode, done.stderr) == (1, "sluice: --data: the text has no two tokens: give a longer one\n")
 
 
 def test_what_is_no_text_is_refused(texts, tmp_path):

@@ -32,8 +32,9 @@ Error at_flag(const char* flag, const Error& error) {
   return {error.code, fmt::format("--{}: {}", flag, error.message)};
 }
 
+// Unless it is the text that is at fault.
 Error named(const std::string& model, const Error& error) {
-  if (error.message.starts_with(model)) return error;
+  if (error.field == "data" || error.message.starts_with(model)) return error;
   return {error.code, fmt::format("{}: {}", model, error.message), error.field};
 }
 
@@ -260,6 +261,11 @@ Result<Evaluation> evaluate(const Config& config, const EvalOptions& options,
   return out;
 }
 
+int refused(const Error& error) {
+  const bool flag = error.field == "data" || error.field == "baseline";
+  return failure(flag ? at_flag(error.field.c_str(), error) : error);
+}
+
 }  // namespace
 
 int eval(const Config& config, const EvalOptions& options) {
@@ -270,7 +276,7 @@ int eval(const Config& config, const EvalOptions& options) {
   all.push_back(baseline);
   if (Status ready = check_ends(all, options); !ready) return failure(ready.error());
   auto done = evaluate(config, options, models, baseline);
-  if (!done) return failure(done.error());
+  if (!done) return refused(done.error());
   if (!done->rows.empty()) {
     // What a model's own cache costs has no baseline of another name.
     const std::string shown = options.baseline.empty() && models.size() == 1 ? "" : baseline;
@@ -281,7 +287,7 @@ int eval(const Config& config, const EvalOptions& options) {
       if (Status s = write_whole_file(options.html, evaluation_html(done->rows, shown, options.data)); !s)
         return failure(at_flag("html", s.error()));
   }
-  return done->broken ? failure(*done->broken) : 0;
+  return done->broken ? refused(*done->broken) : 0;
 }
 
 }  // namespace sluice::cli

@@ -336,7 +336,8 @@ Result<std::vector<Result<KvEvaluation>>> compare_models(const EvaluatedModel& f
                                                          std::span<const int32_t> ids,
                                                          const KvEvaluationWish& wish) {
   const size_t lead = wish.first_id >= 0 ? 1 : 0;
-  if (ids.size() + lead < 2) return Error{ErrorCode::kInvalidArgument, "the text has no two tokens", "data"};
+  if (ids.size() + lead < 2)
+    return Error{ErrorCode::kInvalidArgument, "the text has no two tokens: give a longer one", "data"};
   Reader full(full_model, {.dtype = full_model.backend.kv_dtype()}, wish);
   std::vector<Row> rows;
   size_t step_rows = size_t(wish.block_tokens);

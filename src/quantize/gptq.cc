@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/check.h"
 #include "quantize/parallel.h"
@@ -47,12 +48,17 @@ Matrix invert_upper(const Matrix& m) {
   return u;
 }
 
-// Rounds w column after column and moves each error into the columns to come. `round(row, column, weights of
-// the row)` gives the value that the column's weight becomes. A row's columns depend on that row alone; a few
-// rows at a time share each line of the factor.
+// Rounds w column after column and moves each error into the columns to come. `round(row, column, weight)`
+// gives the value that the weight becomes. A row's columns depend on that row alone; a few rows at a time share
+// each line of the factor.
 template <typename Round>
-void compensate(Matrix& w, const Matrix& factor, int threads, const Round& round) {
+void compensate(const Matrix& original, const Compensation& by, int threads, const Round& round) {
   constexpr int64_t kRows = 8;
+  const Matrix& factor = by.factor;
+  CHECK(factor.rows == original.cols && by.order.size() == size_t(original.cols));
+  Matrix w(original.rows, original.cols);  // its columns in order
+  for (int64_t r = 0; r < w.rows; r++)
+    for (size_t c = 0; c < by.order.size(); c++) w.row(r)[c] = original.row(r)[size_t(by.order[c])];
   parallel_rows(threads, (w.rows + kRows - 1) / kRows, [&](int64_t begin, int64_t end) {
     for (int64_t first = begin * kRows; first < std::min(end * kRows, w.rows); first += kRows) {
       const int64_t last = std::min(first + kRows, w.rows);
@@ -60,7 +66,7 @@ void compensate(Matrix& w, const Matrix& factor, int threads, const Round& round
         const float* line = factor.row(c).data();
         for (int64_t r = first; r < last; r++) {
           float* row = w.row(r).data();
-          const float error = (row[c] - round(r, c, row)) / line[c];
+          const float error = (row[c] - round(r, by.order[size_t(c)], row[c])) / line[c];
           for (int64_t j = c + 1; j < w.cols; j++) row[j] -= error * line[j];
         }
       }
@@ -84,37 +90,39 @@ Matrix inverse_factor(Matrix h, double damping) {
   }
 }
 
-IntegerMatrix quantize_gptq(Matrix w, const Matrix& factor, const Grid& grid, int threads) {
-  CHECK(w.cols % grid.group == 0 && factor.rows == w.cols);
-  const int64_t groups = w.cols / grid.group;
-  IntegerMatrix m{w.rows,
-                  w.cols,
-                  grid.group,
-                  grid.bits,
-                  std::vector<uint8_t>(w.values.size()),
-                  std::vector<float>(size_t(w.rows * groups)),
-                  std::vector<uint8_t>(size_t(w.rows * groups))};
-  compensate(w, factor, threads, [&](int64_t r, int64_t c, const float* row) {
-    const size_t at = size_t(r * groups + c / grid.group);
-    if (c % grid.group == 0) {
-      const auto [low, high] = std::minmax_element(row + c, row + c + grid.group);
-      const Step step = step_for(*low, *high, grid);
-      m.scale[at] = step.scale, m.zero[at] = step.zero;
-    }
+Compensation compensation_of(const Matrix& hessian, double damping) {
+  const int64_t n = hessian.rows;
+  Compensation out{std::vector<int32_t>(static_cast<size_t>(n)), {}};
+  std::iota(out.order.begin(), out.order.end(), 0);
+  const auto carried = [&](int32_t c) { return hessian.row(c)[size_t(c)]; };
+  std::stable_sort(out.order.begin(), out.order.end(),
+                   [&](int32_t a, int32_t b) { return carried(a) > carried(b); });
+  Matrix ordered(n, n);
+  for (int64_t i = 0; i < n; i++)
+    for (int64_t j = 0; j < n; j++)
+      ordered.row(i)[size_t(j)] = hessian.row(out.order[size_t(i)])[size_t(out.order[size_t(j)])];
+  out.factor = inverse_factor(std::move(ordered), damping);
+  return out;
+}
+
+IntegerMatrix quantize_gptq(const Matrix& w, const Compensation& by, const Grid& grid, int threads) {
+  IntegerMatrix m = round_to_nearest(w, grid);
+  compensate(w, by, threads, [&](int64_t r, int64_t c, float weight) {
+    const size_t at = size_t(r * m.groups() + c / grid.group);
     const Step step{m.scale[at], m.zero[at]};
-    const uint8_t q = step.encode(row[c], grid.bits);
+    const uint8_t q = step.encode(weight, grid.bits);
     m.q[size_t(r * m.cols + c)] = q;
     return step.decode(q);
   });
   return m;
 }
 
-FloatMatrix compensate_float8(Matrix w, const Matrix& factor, int64_t block, int threads) {
+FloatMatrix compensate_float8(const Matrix& w, const Compensation& by, int64_t block, int threads) {
   FloatMatrix m = to_float8(w, block);
   const int64_t columns = (w.cols + m.block_cols - 1) / m.block_cols;
-  compensate(w, factor, threads, [&](int64_t r, int64_t c, const float* row) {
+  compensate(w, by, threads, [&](int64_t r, int64_t c, float weight) {
     const float scale = m.scale[size_t(r / m.block_rows * columns + c / m.block_cols)];
-    const uint8_t bits = f32_to_e4m3(row[c] / scale);
+    const uint8_t bits = f32_to_e4m3(weight / scale);
     m.bits[size_t(r * m.cols + c)] = bits;
     return e4m3_to_f32(bits) * scale;
   });

@@ -10,11 +10,19 @@ namespace sluice::quantize {
 // if h is still not positive definite). Columns that never had an input count as independent of all others.
 Matrix inverse_factor(Matrix h, double damping);
 
-// [N, K] rounded, given the factor of its input's hessian [K, K]. Each group's step is fixed when its first
-// column is reached, from the weights as they are then.
-IntegerMatrix quantize_gptq(Matrix w, const Matrix& factor, const Grid& grid, int threads);
+// What errors are made good by: columns in the order in which they are rounded, those whose input carries most
+// first (their errors have the most columns to come), and the factor of the hessian in that order.
+struct Compensation {
+  std::vector<int32_t> order;  // [K]
+  Matrix factor;               // [K, K]
+};
+Compensation compensation_of(const Matrix& hessian, double damping);
 
-// The same for eight-bit floats, whose scales (an output's, or a block's) come from the weights as they were.
-FloatMatrix compensate_float8(Matrix w, const Matrix& factor, int64_t block, int threads);
+// [N, K] rounded. Each group's step comes from the weights as they were: groups are of columns that lie side by
+// side, whatever order they are rounded in, so that readers need no list of which column is in which.
+IntegerMatrix quantize_gptq(const Matrix& w, const Compensation& by, const Grid& grid, int threads);
+
+// The same for eight-bit floats, with a scale per output (block 0), or per block x block.
+FloatMatrix compensate_float8(const Matrix& w, const Compensation& by, int64_t block, int threads);
 
 }  // namespace sluice::quantize

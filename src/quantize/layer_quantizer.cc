@@ -111,10 +111,11 @@ class Layer {
     return s;
   }
 
-  const Matrix& inverse_of(Input input) {
-    auto known = inverse_.find(input);
-    if (known == inverse_.end())
-      known = inverse_.emplace(input, inverse_factor(statistics_.at(input).hessian(), plan_.settings.damping))
+  const Compensation& compensation(Input input) {
+    auto known = compensations_.find(input);
+    if (known == compensations_.end())
+      known = compensations_
+                  .emplace(input, compensation_of(statistics_.at(input).hessian(), plan_.settings.damping))
                   .first;
     return known->second;
   }
@@ -125,7 +126,7 @@ class Layer {
     switch (plan_.settings.method) {
       case Method::fp8:
         return plan_.settings.compensated
-                   ? compensate_float8(w, inverse_of(group.input), plan_.settings.block, tools_.threads)
+                   ? compensate_float8(w, compensation(group.input), plan_.settings.block, tools_.threads)
                    : to_float8(w, plan_.settings.block);
       case Method::awq:
         // Clipped queries and keys would move attention's scores, which react more than sums do (as published).
@@ -134,7 +135,7 @@ class Layer {
           return round_to_nearest(w, search_clips(w, divided(group.input), grid, tools_.threads), grid);
         return round_to_nearest(w, grid);
       case Method::gptq:
-        return quantize_gptq(w, inverse_of(group.input), grid, tools_.threads);
+        return quantize_gptq(w, compensation(group.input), grid, tools_.threads);
       case Method::rtn:
       case Method::int8:
         break;
@@ -150,7 +151,7 @@ class Layer {
   Replacements tensors_;
   std::vector<std::string> changed_;
   std::map<Input, std::vector<float>> factors_;
-  std::map<Input, Matrix> inverse_;
+  std::map<Input, Compensation> compensations_;
   QuantizedLayer out_;
 };
 

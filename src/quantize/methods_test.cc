@@ -110,10 +110,12 @@ TEST_F(Methods, GptqReconstructsOutputsBetterThanRounding) {
   const Statistics s = watch(x);
   for (const int bits : {4, 8}) {
     const Grid grid{bits, 64, false, 1};
-    const IntegerMatrix m = quantize_gptq(w, inverse_factor(s.hessian(), 0.01), grid, 2);
+    const IntegerMatrix m = quantize_gptq(w, compensation_of(s.hessian(), 0.01), grid, 2);
     EXPECT_LT(error(w, dequantize(m), s), 0.7 * error(w, dequantize(round_to_nearest(w, grid)), s)) << bits;
     EXPECT_THAT(m.zero, Each(Ge(1)));
-    EXPECT_EQ(quantize_gptq(w, inverse_factor(s.hessian(), 0.01), grid, 1).q, m.q) << "threads change nothing";
+    EXPECT_EQ(m.scale, round_to_nearest(w, grid).scale)
+        << "groups are as they lie, whatever order columns have";
+    EXPECT_EQ(quantize_gptq(w, compensation_of(s.hessian(), 0.01), grid, 1).q, m.q) << "threads change nothing";
   }
 }
 
@@ -125,10 +127,24 @@ TEST_F(Methods, CompensatedFloatsReconstructOutputsBetterThanTheNearest) {
   const Matrix w = normal(40, 128, 0.05f);
   const Statistics s = watch(x);
   for (const int64_t block : {0, 128}) {
-    const FloatMatrix m = compensate_float8(w, inverse_factor(s.hessian(), 0.01), block, 2);
+    const FloatMatrix m = compensate_float8(w, compensation_of(s.hessian(), 0.01), block, 2);
     EXPECT_LT(error(w, dequantize(m), s), 0.7 * error(w, dequantize(to_float8(w, block)), s)) << block;
     EXPECT_EQ(m.scale, to_float8(w, block).scale);
   }
+}
+
+TEST_F(Methods, ColumnsWhoseInputCarriesMostAreRoundedFirst) {
+  Matrix x = normal(kRows, 8);
+  for (int64_t t = 0; t < x.rows; t++) x.row(t)[5] *= 20, x.row(t)[2] *= 5, x.row(t)[7] = 0;
+  const Compensation by = compensation_of(watch(x).hessian(), 0.01);
+  EXPECT_EQ(by.order[0], 5);
+  EXPECT_EQ(by.order[1], 2);
+  EXPECT_EQ(by.order[7], 7) << "nothing reads it";
+  // No other column's error has reached the first.
+  const Matrix w = normal(6, 8);
+  const Grid grid{4, 8, false, 1};
+  const IntegerMatrix made = quantize_gptq(w, by, grid, 1), nearest = round_to_nearest(w, grid);
+  for (size_t r = 0; r < 6; r++) EXPECT_EQ(made.q[r * 8 + 5], nearest.q[r * 8 + 5]);
 }
 
 TEST_F(Methods, TheInverseFactorGivesTheInverseBack) {
