@@ -189,7 +189,10 @@ def stage_tsan():
         return 0, 1
     os.environ.setdefault("TSAN_OPTIONS", "second_deadlock_stack=1")
     os.environ["GTEST_FILTER"] = "-" + ":".join(TSAN_SLOW)
-    return ctest("tsan", f"^({'|'.join(TSAN_ROOMS)})$")
+    try:
+        return ctest("tsan", f"^({'|'.join(TSAN_ROOMS)})$")
+    finally:
+        del os.environ["GTEST_FILTER"]
 
 
 STAGES = {"checks": stage_checks, "unit": stage_unit, "blackbox": stage_blackbox, "browser": stage_browser, "accept": stage_accept, "cuda": stage_cuda,

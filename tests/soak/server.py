@@ -33,6 +33,14 @@ class Server:
             raise RuntimeError(f"the server did not start: {self.log()[-2000:]}")
         self.port = int(found[1])
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
     def log(self):
         return self.log_path.read_text(errors="replace")
 
