@@ -1,10 +1,12 @@
 """machine.*: where threads and memory are to go, told before a start, and where the kernel says that threads are after it."""
+import http.client
+import json
 import os
 import pathlib
 
 import pytest
 
-from conftest import ROOT, SMOLLM2, run_sluice
+from conftest import ROOT, SMOLLM2, TIMEOUT_S, run_sluice
 
 TWO_SOCKETS = {**os.environ, "HWLOC_XMLFILE": str(ROOT / "src/base/testdata/two_sockets_four_cards.xml")}
 CPUS = sorted(os.sched_getaffinity(0))
@@ -103,3 +105,20 @@ def test_commands_that_compute_here_keep_to_the_set():
     done = run_sluice("bench", "engine", SMOLLM2, "--device", "cpu", "--batch", "1", "--depth", "0", "--prompt-tokens", "8",
                       "--generate-tokens", "2", "--repeat", "1", "--json", "--set", f"machine.cpu_set={CPUS[0]}")
     assert done.returncode == 0 and '"threads":1' in done.stdout.replace(" ", "")
+
+
+def test_a_steps_way_between_host_and_card_is_told_and_on_a_cpu_there_is_none(start):
+    server = start(SMOLLM2, "--device", "cpu", "--ctx", "512", "--set", "gpu.copy_times=true")
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=TIMEOUT_S)
+    connection.request("GET", "/v1/live")
+    steps = None
+    for line in connection.getresponse():
+        if not line.startswith(b"data:"):
+            continue
+        steps = json.loads(line[5:]).get("step")
+        if steps:
+            break
+        assert server.post("/v1/completions", {"prompt": "One", "max_tokens": 2})[0] == 200
+    connection.close()
+    assert steps["execute_ms"] > 0
+    assert (steps["h2d_us"], steps["kernels_us"], steps["d2h_us"]) == (0, 0, 0)

@@ -128,6 +128,11 @@ const Key kKeys[] = {
      "to "
      "the KV cache and such steps take longer. No effect on a CPU."},
 
+    {"gpu.copy_times", "engine", "", SLOT(model.engine.gpu_copy_times), 0, 0, "",
+     "On a card, time each step's copies to it and to the host, for step records and /v1/live: two events a "
+     "step "
+     "more, so off by default. No effect on a CPU."},
+
     {"kv.prefix_cache", "kv", "", SLOT(model.engine.prefix_cache), 0, 0, "",
      "Keep what was computed until its memory is needed, and take it over where a request begins as an earlier "
      "one of the same cache salt did (the default)."},

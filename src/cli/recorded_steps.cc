@@ -20,6 +20,7 @@ struct Field {
   const char* name;
   int64_t StepRecord::*wide;
   int32_t StepRecord::*narrow;
+  bool later = false;  // files from before it was kept have none
 };
 constexpr Field kFields[] = {
     {"step", &StepRecord::step, nullptr},
@@ -32,6 +33,9 @@ constexpr Field kFields[] = {
     {"commit_ns", &StepRecord::commit_ns, nullptr},
     {"idle_ns", &StepRecord::idle_ns, nullptr},
     {"gap_ns", &StepRecord::gap_ns, nullptr},
+    {"kernels_ns", &StepRecord::kernels_ns, nullptr, true},
+    {"to_device_ns", &StepRecord::to_device_ns, nullptr, true},
+    {"to_host_ns", &StepRecord::to_host_ns, nullptr, true},
     {"tokens", nullptr, &StepRecord::tokens},
     {"sequences", nullptr, &StepRecord::sequences},
     {"one_token_sequences", nullptr, &StepRecord::one_token_sequences},
@@ -107,6 +111,7 @@ Status read_step(const JsonView& object, RecordedSteps& out) {
   }
   StepRecord record;
   for (const Field& field : kFields) {
+    if (field.later && !object.find(field.name)) continue;
     const auto value = count(object, field.name, field.narrow ? INT32_MAX : INT64_MAX / 2);
     if (!value) return value.error();
     if (field.narrow)

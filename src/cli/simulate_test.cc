@@ -127,6 +127,22 @@ TEST(RecordedSteps, AreReadAsTheyWereWritten) {
   EXPECT_EQ(work.prompt_context_tokens, 700);
 }
 
+TEST(RecordedSteps, TimesBetweenHostAndCardAreKeptAndOlderFilesHaveNone) {
+  StepRecord r = some_step(1);
+  r.kernels_ns = 300, r.to_device_ns = 20, r.to_host_ns = 1;
+  std::string text = recorded_header(some_server());
+  append_recorded_step(text, r);
+  const std::string added = ",\"kernels_ns\":300,\"to_device_ns\":20,\"to_host_ns\":1";
+  const size_t at = text.find(added);
+  ASSERT_NE(at, std::string::npos) << text;
+  const Result<RecordedSteps> read = parse_recorded_steps(text, "f");
+  ASSERT_TRUE(read.ok()) << read.error().message;
+  EXPECT_EQ(read->steps[0].to_device_ns, 20);
+  const Result<RecordedSteps> older = parse_recorded_steps(text.erase(at, added.size()), "f");
+  ASSERT_TRUE(older.ok()) << older.error().message;
+  EXPECT_EQ(older->steps[0].kernels_ns, 0);
+}
+
 TEST(RecordedSteps, OlderFilesSayNothingOfContextsBeforeChunks) {
   std::string text = recorded_header(some_server());
   append_recorded_step(text, some_step(1));

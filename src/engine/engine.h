@@ -116,6 +116,7 @@ struct EngineConfig {
   bool fusion = true;                  // load_weights
   bool gpu_fused_quantization = true;  // CudaOptions::fuse_quantization
   bool gpu_bf16_copies = true;         // CudaOptions::bf16_copies
+  bool gpu_copy_times = false;         // CudaOptions::time_copies
   BatchingSettings batching = {};      // who may start when
   SchedulingSettings scheduling = {};
   KvSettings kv = {};

@@ -114,6 +114,8 @@ bool Executor::take_finished() {
   StepRecord& record = step->record;
   const StepTimes device = runner_.times(*step);
   record.host_copy_ns = device.host_copy_ns;
+  record.kernels_ns = device.busy_ns, record.to_device_ns = device.to_device_ns;
+  record.to_host_ns = device.to_host_ns;
   if (device.busy_ns > 0) {
     record.execute_ns = device.busy_ns;
     record.idle_ns = device.idle_ns;

@@ -114,7 +114,9 @@ TEST(Executor, ADeviceThatIsDoneAtOnceIsNotPolled) {
 class ClockedRunner final : public StepRunner {
  public:
   void launch(Step& step) override { step.record.graph = GraphUse::hit; }
-  StepTimes times(const Step&) override { return {.busy_ns = 70, .idle_ns = 8}; }
+  StepTimes times(const Step&) override {
+    return {.busy_ns = 70, .idle_ns = 8, .to_device_ns = 5, .to_host_ns = 3};
+  }
 };
 
 TEST(Executor, TheDevicesClockIsTaken) {
@@ -126,6 +128,9 @@ TEST(Executor, TheDevicesClockIsTaken) {
   while (!executor.finished()) std::this_thread::yield();
   EXPECT_EQ(step->record.execute_ns, 70);
   EXPECT_EQ(step->record.idle_ns, 8);
+  EXPECT_EQ(step->record.kernels_ns, 70);
+  EXPECT_EQ(step->record.to_device_ns, 5);
+  EXPECT_EQ(step->record.to_host_ns, 3);
   EXPECT_EQ(step->record.graph, GraphUse::hit);
 }
 

@@ -208,7 +208,8 @@ Result<std::unique_ptr<Backend>> backend_for(const ModelSpec& spec, const Engine
   auto made = make_backend(device, cpu,
                            {.fuse_quantization = config.gpu_fused_quantization,
                             .bf16_copies = config.gpu_bf16_copies,
-                            .memory_fraction = config.gpu_memory_fraction});
+                            .memory_fraction = config.gpu_memory_fraction,
+                            .time_copies = config.gpu_copy_times});
   if (!made) return made;
   Status runs = check_device(**made, spec, settled(config, (*made)->info()));
   if (runs) return made;

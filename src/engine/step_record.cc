@@ -14,12 +14,16 @@ std::string describe(const StepRecord& r) {
                                  ? fmt::format(" {} tokens cached", r.cached_tokens + r.resumed_tokens)
                                  : "";
   const std::string padding = r.padding ? fmt::format(" + {} of padding", r.padding) : "";
+  const std::string copies =
+      r.to_device_ns + r.to_host_ns > 0
+          ? fmt::format(" (to device {:.3f} to host {:.3f})", ms(r.to_device_ns), ms(r.to_host_ns))
+          : "";
   return fmt::format(
       "step {}: {} tokens{} of {} sequences ({} with one, longest context {}), {} logit rows, graph {} | plan "
-      "{:.3f} build {:.3f} launch {:.3f} execute {:.3f} commit {:.3f} idle {:.3f} gap {:.3f} ms | running {} "
+      "{:.3f} build {:.3f} launch {:.3f} execute {:.3f}{} commit {:.3f} idle {:.3f} gap {:.3f} ms | running {} "
       "waiting {} blocks {}/{} | admitted {} (stopped by {}){}{} preempted {} held back {} paused {} ended {}",
       r.step, r.tokens, padding, r.sequences, r.one_token_sequences, r.longest_context, r.logit_rows,
-      graph_use_name(r.graph), ms(r.plan_ns), ms(r.build_ns), ms(r.launch_ns), ms(r.execute_ns),
+      graph_use_name(r.graph), ms(r.plan_ns), ms(r.build_ns), ms(r.launch_ns), ms(r.execute_ns), copies,
       ms(r.commit_ns), ms(r.idle_ns), ms(r.gap_ns), r.running, r.waiting, r.blocks_used, r.blocks_total,
       r.admitted, admission_stop_name(r.stopped_by), cached, batch, r.preempted, r.held_back, r.paused,
       r.ended);

@@ -42,6 +42,9 @@ struct StepRecord {
   // was work for it.
   TimeNs planned_at = 0, plan_ns = 0, build_ns = 0, launch_ns = 0;
   TimeNs execute_at = 0, execute_ns = 0, commit_ns = 0, idle_ns = 0, gap_ns = 0;
+  // On a card, by its clock: its kernels, results written to host memory by the last of them included; with
+  // gpu.copy_times also copies to it and to the host (StepTimes). They overlap with other steps' kernels.
+  TimeNs kernels_ns = 0, to_device_ns = 0, to_host_ns = 0;
 
   // The batch's shape.
   int32_t tokens = 0;

@@ -100,6 +100,9 @@ void LiveSampler::add_steps(LiveSample& out, const StepLedger& ledger, const See
     split.execute_ms += ms(r.execute_ns);
     split.gap_ms += ms(r.gap_ns);
     split.commit_ms += ms(r.commit_ns);
+    split.to_device_us += 1e3 * ms(r.to_device_ns);
+    split.kernels_us += 1e3 * ms(r.kernels_ns);
+    split.to_host_us += 1e3 * ms(r.to_host_ns);
     split.tokens += r.tokens;
     split.sequences += r.sequences;
     executed += r.execute_ns;
@@ -108,8 +111,9 @@ void LiveSampler::add_steps(LiveSample& out, const StepLedger& ledger, const See
     out.stopped_by = r.stopped_by;
   }
   if (split.steps == 0) return;
-  for (double* mean : {&split.plan_ms, &split.build_ms, &split.launch_ms, &split.execute_ms, &split.gap_ms,
-                       &split.commit_ms, &split.tokens, &split.sequences})
+  for (double* mean :
+       {&split.plan_ms, &split.build_ms, &split.launch_ms, &split.execute_ms, &split.gap_ms, &split.commit_ms,
+        &split.to_device_us, &split.kernels_us, &split.to_host_us, &split.tokens, &split.sequences})
     *mean /= split.steps;
   // Where records were overwritten before they were read, those that are left stand for all.
   const double share = double(now.steps - before.steps) / split.steps;

@@ -37,6 +37,7 @@ struct Quantiles {
 struct StepSplit {
   int steps = 0;  // that the means are of
   double plan_ms = 0, build_ms = 0, launch_ms = 0, execute_ms = 0, gap_ms = 0, commit_ms = 0;
+  double to_device_us = 0, kernels_us = 0, to_host_us = 0;  // microseconds, on a card
   double tokens = 0, sequences = 0;
 };
 

@@ -84,6 +84,7 @@ TEST(LiveSampler, AStepsTimeIsTheMeanOfTheRecordsSinceTheLastSample) {
     StepRecord r;
     r.execute_ns = 100'000'000 + i * 2'000'000;
     r.plan_ns = 1'000'000;
+    r.kernels_ns = 90'000'000, r.to_device_ns = 12'500, r.to_host_ns = i * 1'000;
     r.tokens = 8;
     r.sequences = 2;
     r.weight_bytes = 1'000'000;
@@ -95,6 +96,9 @@ TEST(LiveSampler, AStepsTimeIsTheMeanOfTheRecordsSinceTheLastSample) {
   EXPECT_EQ(s.split.steps, 4);
   EXPECT_NEAR(s.split.execute_ms, 103, 1e-9);
   EXPECT_NEAR(s.split.plan_ms, 1, 1e-9);
+  EXPECT_NEAR(s.split.to_device_us, 12.5, 1e-9);
+  EXPECT_NEAR(s.split.kernels_us, 90'000, 1e-9);
+  EXPECT_NEAR(s.split.to_host_us, 1.5, 1e-9);
   EXPECT_NEAR(s.split.sequences, 2, 1e-9);
   EXPECT_NEAR(s.busy_ratio, 0.412, 1e-9);
   EXPECT_NEAR(s.bytes_s, 4e6 / 0.412, 1);

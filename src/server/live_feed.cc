@@ -237,6 +237,9 @@ void split(JsonWriter& w, const StepSplit& s) {
   rounded(w, "execute_ms", s.execute_ms);
   rounded(w, "gap_ms", s.gap_ms);
   rounded(w, "commit_ms", s.commit_ms);
+  rounded(w, "h2d_us", s.to_device_us);
+  rounded(w, "kernels_us", s.kernels_us);
+  rounded(w, "d2h_us", s.to_host_us);
   rounded(w, "tokens", s.tokens);
   rounded(w, "sequences", s.sequences);
   w.end_object();

@@ -292,6 +292,9 @@ struct StepTimes {
   int64_t busy_ns = 0;       // 0: the device keeps no clock of its own
   int64_t idle_ns = 0;       // between the end of the step before and the start of this one
   int64_t host_copy_ns = 0;  // of copy_host; 0: none, or not known
+  // Of copies, by direction: what `stage` brought, and blocks from and to the host (their time split by bytes).
+  // 0: none, or not timed.
+  int64_t to_device_ns = 0, to_host_ns = 0;
 };
 
 // What a device of its own can do at most, measured on it.
@@ -434,6 +437,8 @@ struct CudaOptions {
   // fraction leaves beside weights.
   bool bf16_copies = true;
   double memory_fraction = 0.9;  // of the card's
+  // Two events a step more, for StepTimes::to_device_ns and to_host_ns.
+  bool time_copies = false;
 };
 
 std::unique_ptr<Backend> make_ref_backend();  // float32, one thread, obvious: the judge

@@ -148,7 +148,7 @@ class CudaBackend final : public Backend {
   const std::optional<CardState> before_;
   Context context_;
   cudaStream_t copy_stream_ = nullptr;
-  std::array<cudaEvent_t, kStepsInFlight> staged_{};
+  std::array<cudaEvent_t, kStepsInFlight> staging_{}, staged_{};  // staging_: with time_copies alone
   std::array<Marks, kMarks> marks_{};
   std::array<int, kStepsInFlight> mark_of_slot_{};
   int next_mark_ = 0;
@@ -170,7 +170,10 @@ Status CudaBackend::open() {
     if (const cudaError_t e = cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking); e != cudaSuccess)
       return Error{ErrorCode::kUnsupported,
                    fmt::format("cuda:{} cannot be used ({})", device_, cudaGetErrorString(e)), "device"};
-  for (cudaEvent_t& e : staged_) CUDA_CHECK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+  for (cudaEvent_t& e : staged_)
+    CUDA_CHECK(cudaEventCreateWithFlags(&e, options_.time_copies ? cudaEventDefault : cudaEventDisableTiming));
+  if (options_.time_copies)
+    for (cudaEvent_t& e : staging_) CUDA_CHECK(cudaEventCreate(&e));
   for (Marks& m : marks_) {
     CUDA_CHECK(cudaEventCreate(&m.started));
     CUDA_CHECK(cudaEventCreate(&m.ended));
@@ -199,6 +202,8 @@ CudaBackend::~CudaBackend() {
   experts_.reset();
   linear_.reset();
   for (cudaEvent_t e : staged_) cudaEventDestroy(e);
+  if (options_.time_copies)
+    for (cudaEvent_t e : staging_) cudaEventDestroy(e);
   for (Marks& m : marks_) cudaEventDestroy(m.started), cudaEventDestroy(m.ended);
   cudaStreamDestroy(copy_stream_);
   cudaStreamDestroy(context_.stream);
@@ -346,6 +351,7 @@ void CudaBackend::stage(int slot, std::span<const Upload> uploads, std::span<con
                         int padded_rows) {
   CHECK(slot >= 0 && slot < kStepsInFlight);
   use_card();  // the first call of a step
+  if (options_.time_copies) CUDA_CHECK(cudaEventRecord(staging_[size_t(slot)], copy_stream_));
   for (const Upload& u : uploads) {
     if (u.rows == 1)
       CUDA_CHECK(cudaMemcpyAsync(u.device, u.host, u.row_bytes, cudaMemcpyHostToDevice, copy_stream_));
@@ -389,8 +395,15 @@ StepTimes CudaBackend::step_times(int slot) {
   };
   const int at = mark_of_slot_[size_t(slot)];
   const Marks &marks = marks_[size_t(at)], &before = marks_[size_t((at + kMarks - 1) % kMarks)];
-  return {ns(marks.started, marks.ended),
-          before.used ? std::max<int64_t>(0, ns(before.ended, marks.started)) : 0, host_copies_.ns(slot)};
+  StepTimes times{.busy_ns = ns(marks.started, marks.ended),
+                  .idle_ns = before.used ? std::max<int64_t>(0, ns(before.ended, marks.started)) : 0,
+                  .host_copy_ns = host_copies_.ns(slot)};
+  if (options_.time_copies) {
+    const auto back = int64_t(double(times.host_copy_ns) * host_copies_.to_host_share(slot));
+    times.to_host_ns = back;
+    times.to_device_ns = ns(staging_[size_t(slot)], staged_[size_t(slot)]) + times.host_copy_ns - back;
+  }
+  return times;
 }
 
 void CudaBackend::begin_recording(int) {

@@ -42,7 +42,10 @@ void HostCopies::enqueue(int slot, cudaEvent_t before) {
                                copy.to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, stream_));
   }
   CUDA_CHECK(cudaEventRecord(marks.ended, stream_));
-  saving_ = std::any_of(args.copies.begin(), args.copies.end(), [](const HostCopy& c) { return c.to_host; });
+  size_t all = 0, to_host = 0;
+  for (const HostCopy& c : args.copies) all += c.bytes, to_host += c.to_host ? c.bytes : 0;
+  marks.to_host_share = all > 0 ? double(to_host) / double(all) : 0;
+  saving_ = to_host > 0;
   if (saving_) CUDA_CHECK(cudaEventRecord(saved_, stream_));
 }
 

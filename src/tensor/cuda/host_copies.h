@@ -35,11 +35,14 @@ class HostCopies {
   bool done(int slot) const;
   // How long they took, those before them and the wait left out; 0: there were none. Once done.
   int64_t ns(int slot) const;
+  // Of their bytes, those that went to the host.
+  double to_host_share(int slot) const { return marks_[size_t(slot)].to_host_share; }
 
  private:
   struct Marks {
     cudaEvent_t started = nullptr, ended = nullptr;
     bool used = false;
+    double to_host_share = 0;
   };
   cudaStream_t stream_ = nullptr;
   cudaEvent_t saved_ = nullptr;  // the last copies to the host that were enqueued

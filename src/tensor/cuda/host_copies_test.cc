@@ -13,12 +13,15 @@ namespace {
 
 using enum KvTier;
 
+constexpr size_t kStaged = 64 << 10;     // arrays of a step
 constexpr int kSlots = 160, kPart = 40;  // of the pool, and of a quarter of it: large enough to take a while
 
 class Card {
  public:
-  Card() : backend_(std::move(make_cuda_backend({}).value())) {
+  explicit Card(bool time_copies = false)
+      : backend_(std::move(make_cuda_backend({.time_copies = time_copies}).value())) {
     moves_ = backend_->alloc(kPart * sizeof(KvMove));
+    staged_ = backend_->alloc(kStaged), staging_ = backend_->alloc_host(kStaged);
     CHECK(backend_->reserve({64, 8, 4096, 32, 128, 4096, 1024, 8, geometry_}).ok());
     pool_ = backend_->alloc_pool(slot() * kSlots, geometry_);
     host_ = backend_->alloc_host(slot() * kPart);
@@ -50,7 +53,8 @@ class Card {
   void launch(const Work& work) {
     const int at = next_++ % kStepsInFlight;
     wait(at);
-    backend_->stage(at, {}, {}, 0);
+    const Upload upload{staged_.data(), staging_.data(), staged_.bytes()};
+    backend_->stage(at, {&upload, 1}, {}, 0);
     backend_->open_step(at);
     copies_[size_t(at)] = work.copies;
     backend_->copy_host({at, pool_.as<std::byte>(), copies_[size_t(at)]});
@@ -85,7 +89,7 @@ class Card {
 
   const KvGeometry geometry_{kStripTokens, 2, 8, 128, DType::bf16, true};
   std::unique_ptr<Backend> backend_;
-  Buffer moves_, pool_, host_;
+  Buffer moves_, staged_, staging_, pool_, host_;
   std::vector<HostCopy> copies_[kStepsInFlight];
   bool running_[kStepsInFlight] = {};
   int next_ = 0;
@@ -170,6 +174,37 @@ TEST(HostCopies, TheirTimeIsTold) {
   EXPECT_GT(card.wait_last().host_copy_ns, 0);
   card.launch(none);
   EXPECT_EQ(card.wait_last().host_copy_ns, 0);
+}
+
+TEST(HostCopies, TimesByDirectionAreToldToWhoAsksForThem) {
+  Card asks(true), not_asked;
+  Card::Work save, both, none;
+  for (int i = 0; i < kPart; ++i) save.copies.push_back(asks.copy(true, i, i));
+  both.copies = save.copies;
+  for (int i = 0; i < kPart; ++i) both.copies.push_back(asks.copy(false, kPart + i, i));
+  none.blocks = copied(0, kPart);
+
+  asks.launch(none);
+  const StepTimes arrays = asks.wait_last();
+  EXPECT_GT(arrays.busy_ns, 0);
+  EXPECT_GT(arrays.to_device_ns, 0) << "a step's arrays";
+  EXPECT_EQ(arrays.to_host_ns, 0) << "results are written by kernels";
+  asks.launch(save);
+  const StepTimes saved = asks.wait_last();
+  EXPECT_EQ(saved.to_host_ns, saved.host_copy_ns);
+  EXPECT_GT(saved.to_host_ns, 0);
+  asks.launch(both);
+  const StepTimes halves = asks.wait_last();
+  EXPECT_NEAR(double(halves.to_host_ns), 0.5 * double(halves.host_copy_ns), 1);
+  EXPECT_GE(halves.to_device_ns, halves.host_copy_ns - halves.to_host_ns);
+
+  for (HostCopy& copy : save.copies) copy.host = not_asked.host() + (copy.host - asks.host());
+  not_asked.launch(save);
+  const StepTimes untimed = not_asked.wait_last();
+  EXPECT_GT(untimed.busy_ns, 0);
+  EXPECT_GT(untimed.host_copy_ns, 0);
+  EXPECT_EQ(untimed.to_device_ns, 0);
+  EXPECT_EQ(untimed.to_host_ns, 0);
 }
 
 }  // namespace
