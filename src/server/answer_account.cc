@@ -124,7 +124,9 @@ void AnswerAccount::watch(Choice& choice, const TokenEvent& event, const TokenTe
   const auto odd = choice.watch.push(seen, log_->anomalies().usual(head_.lane));
   facts.unlikely = choice.watch.saw_unlikely(), facts.broken = choice.broken;
   for (const OddToken& each : odd) note(each);
-  if (!choice.odd.empty()) settle(choice, event.step - 2);
+  // Many wait only where steps have no numbers (--dummy null): without a bound each token would look at them
+  // all.
+  if (!choice.odd.empty()) settle(choice, choice.odd.size() < kMostUnsettled ? event.step - 2 : event.step);
 }
 
 // What was odd in steps up to this one, whose records and that of the step behind it are there.

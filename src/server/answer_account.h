@@ -70,6 +70,8 @@ class AnswerAccount {
     int anomalies_cut = 0;
     bool broken = false;  // it has had logits that were none
   };
+  static constexpr size_t kMostUnsettled = 64;
+
   void watch(Choice& choice, const TokenEvent& event, const TokenText& text);
   void settle(Choice& choice, int64_t until_step);
   void tell(const Anomaly& anomaly) const;
