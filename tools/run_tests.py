@@ -196,8 +196,8 @@ def stage_tsan():
 
 
 STAGES = {"checks": stage_checks, "unit": stage_unit, "blackbox": stage_blackbox, "browser": stage_browser, "accept": stage_accept, "cuda": stage_cuda,
-          "asan": stage_asan, "soak": stage_soak}
-NIGHTLY = {"tsan": stage_tsan, "clients": stage_clients, "transformers": stage_transformers}  # large downloads: only when named
+          "asan": stage_asan, "soak": stage_soak, "tsan": stage_tsan}
+NIGHTLY = {"clients": stage_clients, "transformers": stage_transformers}  # large downloads: only when named
 
 
 def main():
