@@ -4,6 +4,7 @@
 #include "cli/bench_client.h"
 #include "cli/memory_plan.h"
 #include "model/dummy_checkpoint.h"
+#include "model/weight_bytes.h"
 
 namespace sluice::cli {
 namespace {

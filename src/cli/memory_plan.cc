@@ -9,25 +9,9 @@
 #include "engine/kv_settings.h"
 #include "engine/make_engine.h"
 #include "engine/model_text.h"
+#include "model/weight_bytes.h"
 
 namespace sluice::cli {
-size_t canonical_bytes(const WeightFormat& format, int64_t elements) {
-  const auto n = size_t(elements);
-  switch (format.element) {
-    case WeightElement::f32:
-      return n * 4;
-    case WeightElement::f16:
-    case WeightElement::bf16:
-      return n * 2;
-    case WeightElement::int8:
-    case WeightElement::int4:
-    case WeightElement::fp8:
-      break;
-  }
-  // Scales, and minima where there are, are two bytes per group.
-  const size_t values = format.element == WeightElement::int4 ? n / 2 : n;
-  return values + (format.group ? n / size_t(format.group) * (format.has_min ? 4 : 2) : 0);
-}
 
 MemoryPlan plan_memory(const Checkpoint& checkpoint, const Config& config) {
   MemoryPlan plan;
@@ -51,16 +35,6 @@ MemoryPlan plan_memory(const Checkpoint& checkpoint, const Config& config) {
         size_t(s.layer_window(layer) ? std::min(plan.context, s.layer_window(layer)) : plan.context);
   return plan;
 }
-
-namespace {
-
-// Vectors are kept as float32 whatever the backend, and are not worth counting as that.
-WeightFormat kept_as(const TensorInfo& tensor, const Backend& backend) {
-  const bool matrix = tensor.shape.size() > 1 && tensor.shape[0] > 1;
-  return matrix ? backend.kept_format(tensor.canonical, tensor.shape[0], tensor.shape[1]) : tensor.canonical;
-}
-
-}  // namespace
 
 void plan_device(MemoryPlan& plan, const Checkpoint& checkpoint, const Backend& backend) {
   const DeviceInfo device = backend.info();

@@ -33,7 +33,4 @@ std::string describe(const MemoryPlan& plan);
 // engine would make of this machine's free memory.
 Result<std::string> describe_start(const Config& config);
 
-// Bytes of rows x cols elements in a canonical format.
-size_t canonical_bytes(const WeightFormat& format, int64_t elements);
-
 }  // namespace sluice::cli

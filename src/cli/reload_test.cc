@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+
 namespace sluice::cli {
 namespace {
 
@@ -58,12 +61,12 @@ TEST(Reload, WhatIsRefusedChangesNothing) {
 TEST(Reload, TrafficIsHandedToTheServerWhereItChanged) {
   Config read;
   std::vector<TrafficSettings> given;
-  Reload reload(
-      Config(), [&] { return Result<Config>(read); },
-      [&](const TrafficSettings& settings) {
-        given.push_back(settings);
-        return Status();
-      });
+  Reload reload(Config(), [&] { return Result<Config>(read); },
+                {[&](const TrafficSettings& settings) {
+                   given.push_back(settings);
+                   return Status();
+                 },
+                 {}});
   NotingEngine engine;
   reload.apply(engine);
   read.server.traffic.keys.requests_per_minute = 5;
@@ -71,6 +74,77 @@ TEST(Reload, TrafficIsHandedToTheServerWhereItChanged) {
   reload.apply(engine);
   ASSERT_EQ(given.size(), 1u);
   EXPECT_EQ(given[0], read.server.traffic);
+}
+
+struct Swaps {
+  explicit Swaps(const Config& running)
+      : read(running),
+        reload(running, [this] { return Result<Config>(read); },
+               {{}, [this](const LoadOptions& options) { begun.push_back(options); }}) {}
+  void apply() { reload.apply(engine); }
+
+  Config read;
+  std::vector<LoadOptions> begun;
+  NotingEngine engine;
+  Reload reload;
+};
+
+TEST(Reload, AnotherModelIsLoadedWithAllOfItsKeys) {
+  Config running;
+  running.model.path = "a.gguf";
+  Swaps swaps(running);
+  swaps.read.model.engine.kv_bytes = 1 << 20;
+  swaps.apply();
+  EXPECT_TRUE(swaps.begun.empty()) << "the model as it is needs a restart for that";
+  swaps.read.model.path = "b.gguf";
+  swaps.apply();
+  ASSERT_EQ(swaps.begun.size(), 1u);
+  EXPECT_EQ(swaps.begun[0].path, "b.gguf");
+  EXPECT_EQ(swaps.begun[0].engine.kv_bytes, size_t(1 << 20));
+  swaps.reload.swapped(true);
+  swaps.apply();
+  EXPECT_EQ(swaps.begun.size(), 1u) << "it is there";
+}
+
+TEST(Reload, AModelThatCouldNotBeLoadedIsTriedAgain) {
+  Swaps swaps{Config()};
+  swaps.read.model.path = "b.gguf";
+  swaps.apply();
+  swaps.reload.swapped(false);
+  swaps.apply();
+  EXPECT_EQ(swaps.begun.size(), 2u);
+  swaps.reload.swapped(false);
+  swaps.read.model.path.clear();
+  swaps.apply();
+  EXPECT_EQ(swaps.begun.size(), 2u) << "nobody wants it any more";
+}
+
+TEST(Reload, AnotherFileBehindTheSamePathIsAnotherModel) {
+  const std::filesystem::path folder = testing::TempDir() + "sluice_reload";
+  std::filesystem::create_directories(folder);
+  for (const char* name : {"a", "b"}) std::ofstream(folder / name) << name;
+  const auto point_at = [&](const char* name) {
+    std::filesystem::remove(folder / "current");
+    std::filesystem::create_symlink(name, folder / "current");
+  };
+  point_at("a");
+  Config running;
+  running.model.path = folder / "current";
+  Swaps swaps(running);
+  swaps.apply();
+  EXPECT_TRUE(swaps.begun.empty());
+  point_at("b");
+  swaps.apply();
+  EXPECT_EQ(swaps.begun.size(), 1u);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Reload, TheKeysOfAModel) {
+  EXPECT_TRUE(is_of_model(*find_key("model.path")));
+  EXPECT_TRUE(is_of_model(*find_key("kv.precision")));
+  EXPECT_TRUE(is_of_model(*find_key("cpu.threads")));
+  EXPECT_FALSE(is_of_model(*find_key("engine.watchdog_s")));
+  EXPECT_FALSE(is_of_model(*find_key("server.port")));
 }
 
 TEST(Reload, TheKeysThatAreLive) {

@@ -1,25 +1,25 @@
 // `sluice serve`: port first, so that /health answers at once; then the model, in a thread of its own, so that
-// a signal ends a load too; then the line that says it is ready; then a signal, and the orderly end.
+// a signal ends a load too; then the line that says it is ready; then signals: what SIGHUP changes, and the
+// orderly end.
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdio>
 #include <optional>
-#include <thread>
 
 #include "base/crash_record.h"
 #include "base/log.h"
+#include "base/meter.h"
 #include "cli/commands.h"
 #include "cli/load_progress.h"
 #include "cli/machine_binding.h"
 #include "cli/machine_peaks.h"
 #include "cli/memory_plan.h"
+#include "cli/model_keeper.h"
 #include "cli/recorded_steps.h"
 #include "cli/reload.h"
 #include "cli/signals.h"
 #include "cli/step_recorder.h"
-#include "cli/watchdog.h"
 #include "engine/make_engine.h"
 #include "engine/served_model.h"
 #include "observe/live.h"
@@ -111,14 +111,14 @@ RecordedServer recorded_server(const Config& config, const ServedModel& model, c
 }
 
 // What the server's numbers are told as shares of, and who watches the card.
-LiveSources live_sources(const Config& config, ServedModel& model) {
+LiveSources live_sources(const LoadOptions& options, ServedModel& model) {
   const DeviceInfo& device = model.engine().info().device;
   LiveSources sources;
-  sources.limits.seats = settled(config.model.engine, device).max_sequences;
+  sources.limits.seats = settled(options.engine, device).max_sequences;
   if (device.is_card()) {
     const DeviceRates rates = model.device_rates();
     sources.limits.peaks = {rates.read_bytes_s, rates.matrix_ops_s};
-    const std::string& named = config.model.device;  // auto, cuda, cuda:N
+    const std::string& named = options.device;  // auto, cuda, cuda:N
     const int number = named.starts_with("cuda:") ? std::atoi(named.c_str() + 5) : 0;
     if (std::shared_ptr<CardWatch> watch = watch_card(number))
       sources.read_cards = [watch] { return std::vector<CardReading>{watch->read()}; };
@@ -128,6 +128,120 @@ LiveSources live_sources(const Config& config, ServedModel& model) {
       sources.measure_peaks = [threads = device.threads] { return measured_peaks(threads); };
   }
   return sources;
+}
+
+Counter& swaps(const char* result) {
+  return meter::counter("sluice_model_swaps_total",
+                        "Models loaded to take the place of the one that is served.",
+                        fmt::format("result=\"{}\"", result));
+}
+
+LoadListener progress_line(Server* starting) {
+  return [starting, line = std::make_shared<LoadProgressLine>()](const std::string& phase, double fraction) {
+    if (starting != nullptr) starting->set_loading(phase, fraction);
+    line->show(phase, fraction);
+  };
+}
+
+// From ready to the signal that ends it. Main thread.
+class Serving {
+ public:
+  Serving(Server& server, MachineBinding& machine, ModelKeeper& keeper, const Config& config,
+          std::function<Result<Config>()> reread)
+      : server_(server),
+        machine_(machine),
+        keeper_(keeper),
+        config_(config),
+        reload_(config, std::move(reread),
+                {[this](const TrafficSettings& settings) { return server_.set_traffic(settings); },
+                 [this](const LoadOptions& options) { begin_swap(options); }}) {
+    for (const char* result : {"done", "failed"}) swaps(result);
+  }
+
+  Status begin(std::unique_ptr<ServedModel> model) {
+    if (!config_.record_steps.empty()) {
+      const std::string header = recorded_header(recorded_server(config_, *model, model->engine().info()));
+      auto recording = StepRecorder::start(config_.record_steps, header, *model->engine().step_ledger());
+      if (!recording) return recording.error();
+      recorder_ = std::move(*recording);
+    }
+    model_ = keeper_.keep(std::move(model), config_.watchdog_s);
+    serve(config_.model);
+    return {};
+  }
+
+  void until_signal() {
+    while (Signals::count() == 0) {
+      if (auto loaded = keeper_.take()) end_swap(std::move(*loaded));
+      keeper_.free_unused();
+      // What a SIGHUP changes while a model is loaded is looked at when it is there.
+      if (!keeper_.is_loading() && Signals::take_hangup())
+        reload_.apply(model_->engine());
+      else
+        Signals::wait();
+    }
+  }
+
+  void drain() {
+    LOG(info, "draining: no new requests; running answers have {} ms", config_.drain_timeout_ms);
+    const TimeNs deadline = now_ns() + TimeNs(config_.drain_timeout_ms) * 1'000'000;
+    model_->engine().stop_gathering();
+    server_.drain(deadline);
+    model_->engine().drain(deadline);
+    recorder_.reset();
+  }
+
+  ServedModel& model() { return *model_; }
+
+ private:
+  void serve(const LoadOptions& options) {
+    LiveSources sources = live_sources(options, *model_);
+    sources.machine = machine_.settle(model_->engine().info().device.threads);
+    log_placed(sources.machine);
+    server_.serve_model(model_, std::move(sources));
+  }
+
+  void begin_swap(const LoadOptions& options) {
+    next_ = options;
+    next_.beside = true;
+    next_.meters.gauges = false;
+    keeper_.load(next_, progress_line(nullptr));
+  }
+
+  // New requests are the new one's from here on; the keeper frees the old one after its last answer.
+  void end_swap(Result<std::unique_ptr<ServedModel>> loaded) {
+    reload_.swapped(loaded.ok());
+    swaps(loaded.ok() ? "done" : "failed").add();
+    if (!loaded.ok()) {
+      const Error& why = loaded.error();
+      LOG(error, "reload: {} goes on: {}{}{}", model_->path(), why.field, why.field.empty() ? "" : ": ",
+          why.message);
+      return;
+    }
+    if (recorder_ != nullptr) LOG(warn, "reload: {} ends: its steps are one model's", config_.record_steps);
+    recorder_.reset();
+    const std::shared_ptr<ServedModel> old =
+        std::exchange(model_, keeper_.keep(std::move(*loaded), config_.watchdog_s));
+    old->engine().show(false);
+    model_->engine().show(true);
+    serve(next_);
+    LOG(info, "reload: {} is served now; answers that {} has begun go on with it", model_->path(), old->path());
+  }
+
+  Server& server_;
+  MachineBinding& machine_;
+  ModelKeeper& keeper_;
+  const Config config_;  // as at start
+  std::shared_ptr<ServedModel> model_;
+  LoadOptions next_;  // of the swap that is under way
+  std::unique_ptr<StepRecorder> recorder_;
+  Reload reload_;
+};
+
+[[noreturn]] void stop_loading() {
+  LOG(info, "stopped while loading");
+  std::fflush(stdout);
+  _exit(0);
 }
 
 int dry_run(const Config& config, MachineBinding& machine) {
@@ -151,66 +265,27 @@ int serve(const Config& config, const ServeOptions& options) {
   std::signal(SIGPIPE, SIG_IGN);
   record_crashes();
   Signals signals(Signals::Watch::both);
+  ModelKeeper keeper([&] { machine->enter_load(); });  // outlives all who hold a model
   Result<std::unique_ptr<Server>> started = Server::start(config.server);
   if (!started) return failure(started.error());
   Server& server = **started;
 
+  Serving serving(server, *machine, keeper, config, options.reread);
   const TimeNs begin = now_ns();
-  std::optional<Result<std::unique_ptr<ServedModel>>> loaded;
-  std::atomic<bool> load_done{false};
-  std::thread loader([&] {
-    machine->enter_load();
-    LoadProgressLine progress;
-    loaded = load_model(config.model, [&](const std::string& phase, double fraction) {
-      server.set_loading(phase, fraction);
-      progress.show(phase, fraction);
-    });
-    load_done.store(true);
-    Signals::wake();
-  });
-  while (!load_done.load() && Signals::count() == 0) Signals::wait();
-  if (!load_done.load()) {
-    // A load cannot be broken off in the middle, and nothing has been promised to anyone yet.
-    LOG(info, "stopped while loading");
-    std::fflush(stdout);
-    _exit(0);
-  }
-  loader.join();
+  keeper.load(config.model, progress_line(&server));
+  while (keeper.is_loading() && Signals::count() == 0) Signals::wait();
+  // A load cannot be broken off in the middle, and of it nothing has been promised to anyone yet.
+  if (keeper.is_loading()) stop_loading();
+  auto loaded = keeper.take();
   if (!loaded->ok()) return failure(loaded->error());
+  if (Status begun = serving.begin(std::move(**loaded)); !begun) return failure(begun.error());
+  log_decided(serving.model().engine().info(), config, seconds(now_ns() - begin));
+  print_ready(config, serving.model(), server.port());
 
-  ServedModel& model = ***loaded;
-  std::unique_ptr<StepRecorder> recorder;
-  if (!config.record_steps.empty()) {
-    const std::string header = recorded_header(recorded_server(config, model, model.engine().info()));
-    auto recording = StepRecorder::start(config.record_steps, header, *model.engine().step_ledger());
-    if (!recording) return failure(recording.error());
-    recorder = std::move(*recording);
-  }
-  LiveSources sources = live_sources(config, model);
-  sources.machine = machine->settle(model.engine().info().device.threads);
-  log_placed(sources.machine);
-  server.set_live_sources(std::move(sources));
-  server.serve_model(model);
-  log_decided(model.engine().info(), config, seconds(now_ns() - begin));
-  print_ready(config, model, server.port());
-
-  const Watchdog watchdog(model.engine(), config.watchdog_s);
-  Reload reload(config, options.reread,
-                [&](const TrafficSettings& settings) { return server.set_traffic(settings); });
-  while (Signals::count() == 0) {
-    if (Signals::take_hangup())
-      reload.apply(model.engine());
-    else
-      Signals::wait();
-  }
-  LOG(info, "draining: no new requests; running answers have {} ms", config.drain_timeout_ms);
-  const TimeNs deadline = now_ns() + TimeNs(config.drain_timeout_ms) * 1'000'000;
-  model.engine().stop_gathering();
-  server.drain(deadline);
-  model.engine().drain(deadline);
-  recorder.reset();
+  serving.until_signal();
+  serving.drain();
+  if (keeper.is_loading()) stop_loading();
   LOG(info, "stopped");
-  started->reset();  // the server refers to the model
   return 0;
 }
 

@@ -11,6 +11,7 @@
 #include "cli/memory_plan.h"
 #include "engine/make_engine.h"
 #include "model/slots.h"
+#include "model/weight_bytes.h"
 
 namespace sluice::cli {
 namespace {

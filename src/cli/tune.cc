@@ -22,6 +22,7 @@
 #include "cli/tune_rig.h"
 #include "model/checkpoint.h"
 #include "model/dummy_checkpoint.h"
+#include "model/weight_bytes.h"
 #include "tensor/card_watch.h"
 #include "tune/page.h"
 #include "tune/report.h"

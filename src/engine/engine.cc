@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -16,17 +17,33 @@ namespace {
 constexpr size_t kOutboxEvents = 128;  // a client this far behind pauses its sequence
 constexpr size_t kRecordsShown = 16;
 
-std::atomic<const StepLoop*> shown_on_bug{nullptr};
+// The loops of this process, as many of them as there are places: one that serves, its canary, and those that
+// take their places.
+std::array<std::atomic<const StepLoop*>, 4> shown_on_bug{};
+
+void show_on_bug(const StepLoop* loop) {
+  for (auto& place : shown_on_bug)
+    if (const StepLoop* none = nullptr; place.compare_exchange_strong(none, loop)) return;
+}
+
+void forget_on_bug(const StepLoop* loop) {
+  for (auto& place : shown_on_bug) {
+    const StepLoop* mine = loop;
+    place.compare_exchange_strong(mine, nullptr);
+  }
+}
 
 // On whichever thread found the bug, while the others go on: the ledger is made for that, and a step under way
 // is written to by nobody but the executor, times only.
 void print_last_steps() {
-  const StepLoop* loop = shown_on_bug.load();
-  if (!loop) return;
-  for (const StepRecord& r : loop->ledger().last(kRecordsShown))
-    std::fprintf(stderr, "sluice: %s\n", describe(r).c_str());
-  loop->executor().for_each_under_way(
-      [](const StepRecord& r) { std::fprintf(stderr, "sluice: under way: %s\n", describe(r).c_str()); });
+  for (const auto& place : shown_on_bug) {
+    const StepLoop* loop = place.load();
+    if (loop == nullptr) continue;
+    for (const StepRecord& r : loop->ledger().last(kRecordsShown))
+      std::fprintf(stderr, "sluice: %s\n", describe(r).c_str());
+    loop->executor().for_each_under_way(
+        [](const StepRecord& r) { std::fprintf(stderr, "sluice: under way: %s\n", describe(r).c_str()); });
+  }
 }
 
 Error invalid(std::string field, std::string message) {
@@ -81,14 +98,15 @@ std::string describe_context(const EngineInfo& info) {
 class EngineImpl final : public Engine {
  public:
   EngineImpl(EngineInfo info, const StepLoopParts& parts, std::unique_ptr<StepRunner> runner,
-             const WarmUp& warm_up)
+             const WarmUp& warm_up, const MeterPlace& meters)
       : info_(std::move(info)),
+        meters_(meters.pool),
         runner_(std::move(runner)),
-        door_(std::make_shared<EngineDoor>()),
+        door_(std::make_shared<EngineDoor>(meters.gauges)),
         lane_places_((parts.policy.max_queue - info_.max_requests) / kLanes),
         policy_(parts.policy),
         loop_(parts, *runner_, *door_, meters_) {
-    shown_on_bug.store(&loop_);
+    show_on_bug(&loop_);
     set_check_hook(print_last_steps);
     WarmUp fitting = warm_up;
     for (int& tokens : fitting.prompts) tokens = std::min(tokens, info_.context - 1);
@@ -101,8 +119,7 @@ class EngineImpl final : public Engine {
     door_->quit.store(true);
     door_->bell.ring();
     thread_.join();
-    const StepLoop* mine = &loop_;
-    shown_on_bug.compare_exchange_strong(mine, nullptr);
+    forget_on_bug(&loop_);
   }
 
   const EngineInfo& info() const override { return info_; }
@@ -113,6 +130,11 @@ class EngineImpl final : public Engine {
     auto stream = enqueue(std::move(request), std::move(notify));
     if (stream) ring();
     return stream;
+  }
+
+  void show(bool shown) override {
+    door_->shown.store(shown);
+    door_->bell.ring();
   }
 
   void ring() override {
@@ -235,7 +257,8 @@ class EngineImpl final : public Engine {
 
 std::unique_ptr<Engine> make_engine(EngineInfo info, const Policy& policy, const KvLayout& layout,
                                     const ModelCost& cost, std::unique_ptr<StepRunner> runner,
-                                    const WarmUp& warm_up, bool replay, const KvOutside& outside) {
+                                    const WarmUp& warm_up, bool replay, const KvOutside& outside,
+                                    const MeterPlace& meters) {
   info.max_requests = policy.max_running + policy.max_queue;
   info.batching = policy.batching;
   // What comes in a burst waits until the loop has looked, though there are seats for it. And each lane has an
@@ -245,7 +268,7 @@ std::unique_ptr<Engine> make_engine(EngineInfo info, const Policy& policy, const
   const StepLoopParts parts{
       with_seats, layout,          info.blocks, info.blocks ? info.kv_bytes / size_t(info.blocks) : 0,
       cost,       info.spec.vocab, replay,      outside};
-  return std::make_unique<EngineImpl>(std::move(info), parts, std::move(runner), warm_up);
+  return std::make_unique<EngineImpl>(std::move(info), parts, std::move(runner), warm_up, meters);
 }
 
 }  // namespace sluice

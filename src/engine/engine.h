@@ -121,6 +121,15 @@ struct EngineConfig {
   SchedulingSettings scheduling = {};
   KvSettings kv = {};
   bool prefix_cache = true;  // what was computed is found again by requests that begin alike
+  // Of a CPU's memory that is free now, what another engine of this process has been promised and has not
+  // touched yet. Decided by the program, no setting.
+  size_t promised_bytes = 0;
+};
+
+// Where an engine's meters stand among those of other engines of the process.
+struct MeterPlace {
+  std::string pool;    // of all of them, as a label; empty: they have none
+  bool gauges = true;  // false: what gauges say is another engine's matter, until Engine::show
 };
 
 // What was decided at start; printed, and returned by /v1/models and the admin route.
@@ -184,6 +193,10 @@ class Engine {
   virtual Result<std::string> reschedule(const EngineConfig&) {
     return Error{ErrorCode::kUnsupported, "this engine has no scheduler"};
   }
+
+  // Whether the gauges say what this engine does: while one takes another's place (MeterPlace), one of the two.
+  // Counters and histograms are of both. Any thread.
+  virtual void show(bool) {}
 
   // Nobody else will come: under `windowed`, batches begin with whoever waits. For good, since a drain follows;
   // drain() does it too. Called by the thread that calls reschedule().

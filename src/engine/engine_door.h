@@ -11,6 +11,8 @@
 namespace sluice {
 
 struct EngineDoor {
+  explicit EngineDoor(bool shows = true) : shown(shows) {}
+
   Bell bell;                            // arrivals, cancellations, results, room in an outbox
   Bell emptied;                         // rung whenever the last request has gone
   std::atomic<int> live{0};             // requests submitted and not yet gone
@@ -19,6 +21,7 @@ struct EngineDoor {
   std::atomic<bool> draining{false};
   std::atomic<bool> cancel_all{false};
   std::atomic<bool> quit{false};     // the loop returns once nothing is live
+  std::atomic<bool> shown;           // the gauges are this engine's
   std::atomic<uint64_t> cancels{0};  // grows with each cancellation; the loop looks for them only then
 
   void leave(Lane lane) {

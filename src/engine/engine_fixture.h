@@ -25,6 +25,7 @@ struct Scene {
   bool whole_context = false;
   std::vector<int32_t> end_ids = {};
   KvOutside outside = {};
+  MeterPlace meters = {};
 };
 
 // Every test runs on a device that computes in launch, as the CPU does, and on one that works behind the host,
@@ -50,7 +51,7 @@ class EngineTest : public testing::TestWithParam<FakeRunner::Device> {
                                                GetParam(), scene.outside.host_slots);
     runner_ = runner.get();
     engine_ = make_engine(std::move(info), scene.policy, layout, ModelCost{}, std::move(runner),
-                          {.prompts = {16, 3}}, behind(), scene.outside);
+                          {.prompts = {16, 3}}, behind(), scene.outside, scene.meters);
   }
   static bool behind() { return GetParam() == FakeRunner::Device::behind_the_host; }
   void TearDown() override {

@@ -76,8 +76,12 @@ class PrefixHitShare {
   double looked_up_ = 0, found_ = 0;
 };
 
+struct MeterMaker;
+
 struct EngineMeters {
-  EngineMeters();
+  // `pool`: a label of all of them; empty: they have none.
+  explicit EngineMeters(const std::string& pool = {});
+  explicit EngineMeters(const MeterMaker& of);
 
   Counter& started;
   std::array<Counter*, 6> finished{};  // by FinishReason; `none` stays null

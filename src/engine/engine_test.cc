@@ -423,6 +423,33 @@ TEST_P(EngineTest, ACancelStormLeavesNothing) {
   EXPECT_EQ(ended() - ended_before, 450u);
 }
 
+// Takes its place where another one serves.
+TEST_P(EngineTest, GaugesAreOfTheEngineThatIsShown) {
+  EngineMeters meters;
+  meters.blocks_total.set(-1);
+  Scene scene;
+  scene.meters.gauges = false;
+  make(scene);
+  const uint64_t finished = meters.finished[size_t(FinishReason::length)]->value();
+  TestClient(*engine_, wish(5, 3)).finish();
+  EXPECT_EQ(meters.blocks_total.value(), -1);
+  EXPECT_EQ(meters.finished[size_t(FinishReason::length)]->value(), finished + 1) << "counters are of all";
+  engine_->show(true);
+  while (meters.blocks_total.value() == -1) std::this_thread::yield();
+  EXPECT_EQ(meters.blocks_total.value(), engine_->status().blocks_total);
+}
+
+TEST_P(EngineTest, MetersOfAPoolAreItsOwn) {
+  const EngineMeters all, ours("canary");
+  const uint64_t before = all.generated_tokens.value(), ours_before = ours.generated_tokens.value();
+  Scene scene;
+  scene.meters.pool = "canary";
+  make(scene);
+  TestClient(*engine_, wish(5, 3)).finish();
+  EXPECT_EQ(all.generated_tokens.value(), before);
+  EXPECT_EQ(ours.generated_tokens.value(), ours_before + 3);
+}
+
 TEST_P(EngineTest, ASlowClientPausesItselfOnly) {
   make();
   EngineMeters meters;

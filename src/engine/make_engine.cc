@@ -279,7 +279,7 @@ KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backe
   for (const LayerGroups::Group& group : groups.groups) wish.layout.windows.push_back(group.window);
   wish.block_bytes = backend.kv_block_bytes(kv_geometry(groups, spec, config, backend));
   wish.kv_bytes = config.kv_bytes;
-  wish.free_bytes = device.memory_bytes;
+  wish.free_bytes = device.memory_bytes - std::min(device.memory_bytes, config.promised_bytes);
   wish.max_sequences = config.max_sequences;
   if (device.is_card())
     wish.card = {device.memory_total, device.memory_total - std::min(device.memory_total, device.memory_bytes),
@@ -394,6 +394,10 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const Engi
   auto made = make_steps(model.spec, model.weights, model.backend, wished);
   if (!made) return std::move(made).error();
   ModelSteps& steps = *made;
+  if (model.beside && steps.kv.exceeds_free)
+    return Error{ErrorCode::kResourceExhausted,
+                 fmt::format("keys and values do not fit beside what is served here: {}", steps.kv.reason),
+                 "engine.kv_bytes"};
   const Policy policy = *policy_of(steps.config);
   LOG(info, "batching: {}", describe(policy.batching));
   if (const std::string idle = without_effect(steps.config); !idle.empty()) LOG(warn, "{}", idle);
@@ -415,7 +419,7 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const Engi
                                       steps.kv.layout, steps.block_bytes)};
   WarmUp warm_up = warm_up_for(device, policy.step_tokens, model.on_warm_up);
   return make_engine(std::move(info), policy, steps.kv.layout, steps.cost, std::move(steps.runner),
-                     std::move(warm_up), steps.limits.replay, steps.outside);
+                     std::move(warm_up), steps.limits.replay, steps.outside, model.meters);
 }
 
 }  // namespace sluice

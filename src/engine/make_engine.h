@@ -21,8 +21,10 @@ struct EngineModel {
   const ModelSpec& spec;
   const Weights& weights;
   Backend& backend;
-  std::vector<int32_t> end_ids;              // end-of-generation ids
-  Sha256 digest{};                           // of its files, where blocks of its cache are kept in files
+  std::vector<int32_t> end_ids;  // end-of-generation ids
+  Sha256 digest{};               // of its files, where blocks of its cache are kept in files
+  MeterPlace meters{};
+  bool beside = false;                       // LoadOptions::beside
   std::function<void(double)> on_warm_up{};  // all is allocated; the share of the warm-up that is done
 };
 
@@ -95,6 +97,6 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const Engi
 std::unique_ptr<Engine> make_engine(EngineInfo info, const Policy& policy, const KvLayout& layout,
                                     const ModelCost& cost, std::unique_ptr<StepRunner> runner,
                                     const WarmUp& warm_up = {}, bool replay = false,
-                                    const KvOutside& outside = {});
+                                    const KvOutside& outside = {}, const MeterPlace& meters = {});
 
 }  // namespace sluice

@@ -1,13 +1,18 @@
 #include "engine/served_model.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <filesystem>
 
+#include "base/bytes.h"
 #include "engine/make_engine.h"
 #include "engine/model_digest.h"
 #include "engine/model_text.h"
 #include "engine/null_engine.h"
 #include "model/checkpoint.h"
 #include "model/dummy_checkpoint.h"
+#include "model/weight_bytes.h"
 #include "model/weights.h"
 
 namespace sluice {
@@ -52,8 +57,24 @@ std::vector<int32_t> end_ids_of(const ServedModelImpl& model) {
   return ids;
 }
 
+// Where another model serves, what a start would try: to live with less memory than there is.
+Status check_room(const Checkpoint& checkpoint, const Backend& backend, size_t promised_bytes) {
+  const DeviceInfo device = backend.info();
+  if (device.is_card()) return {};  // allocating on one fails by itself
+  const size_t needed = kept_bytes(checkpoint, backend);
+  const size_t free = device.memory_bytes - std::min(device.memory_bytes, promised_bytes);
+  if (needed <= free) return {};
+  return Error{ErrorCode::kResourceExhausted,
+               fmt::format("the weights of {} take {:.2f} GiB beside what is served here, and {:.2f} are free",
+                           checkpoint.path(), gib(needed), gib(free))};
+}
+
 Result<std::unique_ptr<Engine>> computing_engine(ServedModelImpl& model, const Checkpoint& checkpoint,
-                                                 const EngineConfig& config, const LoadListener& tell) {
+                                                 const LoadOptions& options, const LoadListener& tell) {
+  const EngineConfig& config = options.engine;
+  if (options.beside)
+    if (Status fits = check_room(checkpoint, *model.backend_, config.promised_bytes); !fits)
+      return std::move(fits).error();
   tell("weights", 0);
   const auto progress = [&](size_t done, size_t total) {
     tell("weights", total ? double(done) / double(total) : 1);
@@ -65,6 +86,8 @@ Result<std::unique_ptr<Engine>> computing_engine(ServedModelImpl& model, const C
   tell("kv", 0);
   EngineModel parts{model.spec_, model.weights_, *model.backend_, end_ids_of(model)};
   parts.on_warm_up = [&](double share) { tell("warm-up", share); };
+  parts.beside = options.beside;
+  parts.meters = options.meters;
   if (!config.kv.disk_path.empty()) parts.digest = model_digest(checkpoint.path());
   return make_engine(parts, config);
 }
@@ -102,7 +125,7 @@ Result<std::unique_ptr<ServedModel>> load_model(const LoadOptions& options, cons
   model->template_ = std::move(text->chat_template);
 
   auto engine = null ? make_null_engine(model->spec_, end_ids_of(*model), options.engine)
-                     : computing_engine(*model, **checkpoint, options.engine, tell);
+                     : computing_engine(*model, **checkpoint, options, tell);
   if (!engine) return std::move(engine).error();
   model->engine_ = std::move(*engine);
   model->grammars_ = std::make_unique<GrammarCompiler>(*model->tokenizer_, model->spec_.vocab,

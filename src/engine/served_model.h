@@ -20,6 +20,10 @@ struct LoadOptions {
   std::string device = "auto";     // auto | cpu | cuda[:N] | ref (float32, slow: the judge)
   CpuOptions cpu;
   EngineConfig engine;
+  // Another model serves in this process meanwhile: what does not fit the memory that is free is refused, where
+  // a start would go on and warn.
+  bool beside = false;
+  MeterPlace meters = {};
 };
 
 // Sampling defaults from the model's own generation_config.json, where it has one.

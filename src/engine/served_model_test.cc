@@ -35,6 +35,13 @@ std::string error_of(const LoadOptions& o) {
   return message;
 }
 
+TEST(LoadModel, BesideAnotherModelWhatDoesNotFitIsRefused) {
+  LoadOptions o = options(model_file("SmolLM2-135M-Instruct.Q4_1.gguf"));
+  o.engine.promised_bytes = SIZE_MAX;  // to the other one: nothing is free
+  o.beside = true;
+  EXPECT_NE(error_of(o).find("beside what is served here, and 0.00 are free"), std::string::npos);
+}
+
 TEST(LoadModel, SmolLm2Answers) {
   std::vector<std::string> phases;
   const auto loaded =

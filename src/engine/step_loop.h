@@ -68,6 +68,9 @@ class StepLoop {
   bool launch_next();
   bool commit_finished();
   void publish_status();
+  void show(Gauge& gauge, double value) {
+    if (shown_) gauge.set(value);
+  }
   void publish_kv();
   void publish_outside();
   void hear_of_files();
@@ -119,6 +122,7 @@ class StepLoop {
   uint64_t cancels_seen_ = 0;
   PerLane<int> gone_{};  // in this turn
   int64_t next_step_ = 1;
+  bool shown_ = true;             // EngineDoor::shown, as of this turn
   const Step* behind_ = nullptr;  // launched while another step ran, which has not been committed yet
   TimeNs work_since_ = 0;  // since when there has been something to compute without a break; 0: there is not
   DeviceShare device_share_;

@@ -81,7 +81,6 @@ StepLoop::StepLoop(const StepLoopParts& parts, StepRunner& runner, EngineDoor& d
   to_notify_.reserve(size_t(parts.policy.max_running) * 2 + size_t(parts.policy.max_queue));
   unready_.reserve(size_t(parts.policy.max_queue) + size_t(parts.policy.max_running));
   dropped_.reserve(size_t(parts.policy.max_running) * 2 + size_t(parts.policy.max_queue));
-  meters_.blocks_total.set(parts.blocks);
   publish_status();
 }
 
@@ -432,21 +431,21 @@ void StepLoop::record(Step& step, TimeNs commit_began, TimeNs cpu_began) {
 void StepLoop::meter(const StepRecord& r) {
   meters_.steps.add();
   meters_.one_sequence_steps.add(r.sequences == 1);
-  meters_.one_sequence_share.set(one_sequence_share_.after(r.sequences));
+  show(meters_.one_sequence_share, one_sequence_share_.after(r.sequences));
   meters_.computed_tokens.add(uint64_t(r.tokens));
   meters_.discarded_tokens.add(uint64_t(r.discarded));
   meters_.preemptions.add(uint64_t(r.preempted));
   meters_.paused_steps.add(uint64_t(r.paused));
   meters_.step_seconds.observe(seconds(r.execute_ns));
   meters_.step_gap_seconds.observe(seconds(r.gap_ns));
-  meters_.device_gap.set(device_share_.gap_after(r.execute_ns, r.gap_ns));
+  show(meters_.device_gap, device_share_.gap_after(r.execute_ns, r.gap_ns));
   meters_.graph_steps[size_t(r.graph)]->add();
   meters_.step_tokens.observe(r.tokens);
   meters_.step_sequences.observe(r.sequences);
   if (r.sparse_blocks > 0) {
     meters_.kv_sparse_blocks.add(uint64_t(r.sparse_blocks));
     meters_.kv_sparse_blocks_read.add(uint64_t(r.sparse_blocks_read));
-    meters_.kv_sparse_share.set(double(r.sparse_blocks_read) / r.sparse_blocks);
+    show(meters_.kv_sparse_share, double(r.sparse_blocks_read) / r.sparse_blocks);
   }
   if (r.batch) {
     meters_.batch_requests.observe(r.batch);
@@ -463,39 +462,41 @@ void StepLoop::meter_prefixes(const StepPlan& plan) {
   meters_.prefix_host_tokens.add(uint64_t(plan.host_tokens));
   meters_.prefix_disk_tokens.add(uint64_t(plan.disk_tokens));
   if (plan.looked_up_tokens > 0)
-    meters_.prefix_hit_ratio.set(prefix_hit_share_.after(plan.looked_up_tokens, plan.cached_tokens));
+    show(meters_.prefix_hit_ratio, prefix_hit_share_.after(plan.looked_up_tokens, plan.cached_tokens));
 }
 
 void StepLoop::publish_status() {
   const int running = int(scheduler_.running().size());
   const int waiting = std::max(int(scheduler_.waiting().size()), door_.queued.load(std::memory_order_relaxed));
   const BlockPool& blocks = scheduler_.blocks();
+  shown_ = door_.shown.load(std::memory_order_relaxed);
   running_.store(running, std::memory_order_relaxed);
   waiting_.store(waiting, std::memory_order_relaxed);
   blocks_used_.store(blocks.used(), std::memory_order_relaxed);
   for (int lane = 0; lane < kLanes; ++lane) {
-    meters_.lane_running[size_t(lane)]->set(double(scheduler_.running_of(lane).size()));
-    meters_.lane_waiting[size_t(lane)]->set(scheduler_.waiting().waiting(lane));
+    show(*meters_.lane_running[size_t(lane)], double(scheduler_.running_of(lane).size()));
+    show(*meters_.lane_waiting[size_t(lane)], scheduler_.waiting().waiting(lane));
   }
-  meters_.running.set(running);
-  meters_.waiting.set(waiting);
-  meters_.blocks_used.set(blocks.used());
-  meters_.blocks_cached.set(blocks.cached());
+  show(meters_.running, running);
+  show(meters_.waiting, waiting);
+  show(meters_.blocks_total, blocks.total());
+  show(meters_.blocks_used, blocks.used());
+  show(meters_.blocks_cached, blocks.cached());
   meters_.prefix_evictions.add(blocks.evicted() - evictions_seen_);
   evictions_seen_ = blocks.evicted();
-  meters_.kv_usage.set(blocks.total() ? double(blocks.used()) / blocks.total() : 0);
+  show(meters_.kv_usage, blocks.total() ? double(blocks.used()) / blocks.total() : 0);
   publish_kv();
   publish_outside();
 }
 
 void StepLoop::publish_outside() {
   if (!host_) return;
-  meters_.kv_host_blocks.set(host_->blocks_on_host());
-  meters_.kv_host_bytes.set(double(host_->host_bytes()));
-  meters_.kv_disk_blocks.set(host_->blocks_on_disk());
-  meters_.kv_disk_bytes.set(double(host_->disk_bytes()));
-  meters_.kv_host_rate.set(scheduler_.transfer_rates().host());
-  meters_.kv_disk_rate.set(scheduler_.transfer_rates().disk());
+  show(meters_.kv_host_blocks, host_->blocks_on_host());
+  show(meters_.kv_host_bytes, double(host_->host_bytes()));
+  show(meters_.kv_disk_blocks, host_->blocks_on_disk());
+  show(meters_.kv_disk_bytes, double(host_->disk_bytes()));
+  show(meters_.kv_host_rate, scheduler_.transfer_rates().host());
+  show(meters_.kv_disk_rate, scheduler_.transfer_rates().disk());
   meters_.kv_outside_evictions.add(host_->evicted() - host_evictions_seen_);
   host_evictions_seen_ = host_->evicted();
 }
@@ -509,17 +510,17 @@ void StepLoop::publish_kv() {
   // What has no token yet is in full precision, and nobody shares it.
   const double reserved = double(places) * double(slot_bytes_) / layout_.block_tokens;
   const double gaps = use.gaps * unit, kept = use.owned * unit + gaps;
-  meters_.kv_used_bytes.set(use.owned * unit - reserved);
-  meters_.kv_reserved_bytes.set(reserved);
-  meters_.kv_cached_bytes.set(use.cached * unit);
-  meters_.kv_wasted_bytes.set(gaps);
-  meters_.kv_free_bytes.set(use.free * unit);
-  meters_.kv_fragmentation.set(use.owned > 0 ? (reserved + gaps) / kept : 0);
-  meters_.kv_bytes_per_token.set(tokens > 0 ? kept / double(tokens) : 0);
+  show(meters_.kv_used_bytes, use.owned * unit - reserved);
+  show(meters_.kv_reserved_bytes, reserved);
+  show(meters_.kv_cached_bytes, use.cached * unit);
+  show(meters_.kv_wasted_bytes, gaps);
+  show(meters_.kv_free_bytes, use.free * unit);
+  show(meters_.kv_fragmentation, use.owned > 0 ? (reserved + gaps) / kept : 0);
+  show(meters_.kv_bytes_per_token, tokens > 0 ? kept / double(tokens) : 0);
   kv_peak_bytes_ = std::max(kv_peak_bytes_, kept);
-  meters_.kv_peak_bytes.set(kv_peak_bytes_);
+  show(meters_.kv_peak_bytes, kv_peak_bytes_);
   for (int tier = 0; tier < kKvTiers; ++tier)
-    meters_.kv_tier_blocks[size_t(tier)]->set(use.blocks[size_t(tier)]);
+    show(*meters_.kv_tier_blocks[size_t(tier)], use.blocks[size_t(tier)]);
 }
 
 EngineStatus StepLoop::status() const {

@@ -30,19 +30,10 @@ AnomalyWatch::AnomalyWatch()
                           fmt::format("cause=\"{}\"", cause_name(AnomalyCause(c))), 1e-9);
 }
 
-std::vector<StepRecord> AnomalyWatch::steps_since(TimeNs from) const {
-  const StepLedger* ledger = ledger_.load();
-  if (!ledger) return {};
-  std::vector<StepRecord> steps = ledger->last(StepLedger::kCapacity);
-  std::erase_if(steps, [&](const StepRecord& r) { return r.planned_at < from; });
-  return steps;
-}
-
-bool AnomalyWatch::make(OddFacts f, int token, Anomaly& out) const {
+bool AnomalyWatch::make(OddFacts f, int token, const StepLedger* ledger, Anomaly& out) const {
   std::vector<StepRecord> steps;
-  if (const StepLedger* ledger = ledger_.load()) {
+  if (ledger != nullptr)
     steps = ledger->between(f.step_before == 0 ? f.step - kEvictedBefore : f.step_before - kUsual, f.step + 1);
-  }
   f.steps = steps;
   out = {f.kind, token, int(f.step), f.to, f.value, f.usual, explain(f)};
   if (f.kind == AnomalyKind::low_reuse && out.cause() == AnomalyCause::unknown) return false;

@@ -1,5 +1,5 @@
-// What all streams share of the look-out for odd tokens: what is usual in each lane, the step records that
-// explain, the meters. Any thread; takes no lock.
+// What all streams share of the look-out for odd tokens: what is usual in each lane, and the meters. The step
+// records that explain are those of the engine that made the token. Any thread; takes no lock.
 #pragma once
 
 #include <array>
@@ -16,20 +16,14 @@ namespace sluice {
 class AnomalyWatch {
  public:
   AnomalyWatch();
-  // Before the first stream, while others may ask for steps; null: causes go without step records.
-  void set_ledger(const StepLedger* ledger) { ledger_.store(ledger); }
-
-  // Of those that are still known.
-  std::vector<StepRecord> steps_since(TimeNs from) const;
-
   LaneUsual& usual(Lane lane) { return usual_[size_t(lane)]; }
-  // Fills facts.steps, and counts. A low reuse that nothing explains is none: prompts differ. False then.
-  bool make(OddFacts facts, int token, Anomaly& out) const;
+  // Fills facts.steps from `ledger`, and counts. A low reuse that nothing explains is none: prompts differ.
+  // False then. `ledger` null: causes go without step records.
+  bool make(OddFacts facts, int token, const StepLedger* ledger, Anomaly& out) const;
   // Of all streams together, so that a fault that strikes every stream does not fill the log.
   bool may_log(TimeNs now);
 
  private:
-  std::atomic<const StepLedger*> ledger_{nullptr};
   std::array<LaneUsual, kLanes> usual_;
   std::array<std::array<Counter*, kAnomalyCauses>, kAnomalyKinds> counters_{};
   std::array<Counter*, kAnomalyCauses> excess_{};  // of slow tokens

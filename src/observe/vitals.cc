@@ -106,6 +106,11 @@ void VitalsHistory::note(const std::vector<Meter>& meters, const StepLedger* led
   while (hosts_.size() > 1 && now - hosts_[1].at > TimeNs(kLongestWindow_s) * 1'000'000'000) hosts_.pop_front();
 }
 
+void VitalsHistory::clear() {
+  std::lock_guard lock(mutex_);
+  readings_.clear();
+}
+
 HostVitals VitalsHistory::host_window(TimeNs from, std::optional<HostReading> host_now) const {
   if (!host_now && !hosts_.empty()) host_now = hosts_.back();
   if (!host_now || hosts_.empty()) return {};

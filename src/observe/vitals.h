@@ -115,6 +115,8 @@ class VitalsHistory {
   // What has been counted so far. Of the host, where it was looked at: that costs more than meters do.
   void note(const std::vector<Meter>& meters, const StepLedger* ledger, std::optional<HostState> host,
             TimeNs now);
+  // Forgets all: it is another engine's from now on.
+  void clear();
   // From the reading nearest to `window_s` before the last one to the last one. Seats, peaks, cards and
   // attribution are the caller's to fill in. The host's part is up to `host_now`, where it is given, from the
   // latest look at it before the window or else the first in it.

@@ -36,8 +36,10 @@ AnswerAccount::~AnswerAccount() {
   close(now_ns());
 }
 
-void AnswerAccount::open(std::shared_ptr<RequestLog> log, RequestAccount head, const ArrivalTimes& arrival) {
+void AnswerAccount::open(std::shared_ptr<RequestLog> log, RequestAccount head, const ArrivalTimes& arrival,
+                         const StepLedger* ledger) {
   log_ = std::move(log);
+  ledger_ = ledger;
   head_ = std::move(head);
   arrival_ = arrival;
   head_.began = arrival.first_byte;
@@ -134,7 +136,7 @@ void AnswerAccount::settle(Choice& choice, int64_t until_step) {
   std::erase_if(choice.odd, [&](const auto& odd) {
     if (odd.first.step > until_step) return false;
     Anomaly anomaly;
-    if (!log_->anomalies().make(odd.first, odd.second, anomaly)) return true;
+    if (!log_->anomalies().make(odd.first, odd.second, ledger_, anomaly)) return true;
     tell(anomaly);
     if (choice.anomalies.size() < size_t(ChoiceAccount::kMostAnomalies))
       choice.anomalies.push_back(std::move(anomaly));

@@ -34,7 +34,9 @@ class AnswerAccount {
   AnswerAccount(const AnswerAccount&) = delete;
   AnswerAccount& operator=(const AnswerAccount&) = delete;
 
-  void open(std::shared_ptr<RequestLog> log, RequestAccount head, const ArrivalTimes& arrival);
+  // `ledger`: of the engine that answers, which outlives this; null: it keeps none.
+  void open(std::shared_ptr<RequestLog> log, RequestAccount head, const ArrivalTimes& arrival,
+            const StepLedger* ledger = nullptr);
   void add_choice(std::shared_ptr<const RequestProgress> progress);
   void begin();  // all choices are submitted
   void drop();   // they were not: there will be no account
@@ -80,6 +82,7 @@ class AnswerAccount {
   SpanClock::Reading reading_of(const Choice& choice, TimeNs now) const;
 
   std::shared_ptr<RequestLog> log_;
+  const StepLedger* ledger_ = nullptr;
   std::shared_ptr<RunningRequest> running_;
   RequestAccount head_;
   ArrivalTimes arrival_;

@@ -26,7 +26,7 @@ class ResponseStore;
 struct ApiCall {
   ServedModel& model;
   const ServerConfig& config;
-  std::string_view model_name;  // id in the API
+  std::string model_name;  // id in the API
   std::string request_id;
   TimeNs deadline = 0;
   int64_t created = 0;         // Unix seconds
@@ -65,7 +65,9 @@ HttpResponse count_message_tokens(std::string_view body, const ApiCall& call);
 // GET /v1/diagnosis. Any thread.
 HttpResponse diagnosis_page(const HttpRequest& request, const LiveFeed& live, const RequestLog& log,
                             const TrafficState& traffic);
-HttpResponse requests_page(const HttpRequest& request, const RequestLog& log, const ApiKeys& keys);
+// `ledger`: of the engine that serves; null: there is none.
+HttpResponse requests_page(const HttpRequest& request, const RequestLog& log, const ApiKeys& keys,
+                           const StepLedger* ledger);
 
 // Shared steps of the generation APIs.
 // X-Sluice-Ignored, where there is something to say.

@@ -22,7 +22,16 @@ struct View {
   const RequestLog& log;
   const ApiKeys& keys;
   uint32_t tenant;  // 0: no keys, all of it
+  const StepLedger* ledger;
 };
+
+// Of those that are still known.
+std::vector<StepRecord> steps_since(TimeNs from, const StepLedger* ledger) {
+  if (ledger == nullptr) return {};
+  std::vector<StepRecord> steps = ledger->last(StepLedger::kCapacity);
+  std::erase_if(steps, [&](const StepRecord& r) { return r.planned_at < from; });
+  return steps;
+}
 
 void append_spans(JsonWriter& w, const SpanTimes& spans) {
   w.key("spans").begin_array();
@@ -205,7 +214,7 @@ HttpResponse attribution(const HttpRequest& request, const View& view) {
   JsonWriter w(response.body);
   w.begin_object().key("window_s").integer(*window_s);
   w.key("complete").boolean(complete);
-  const double off_cpu = off_cpu_share(view.log.anomalies().steps_since(from));
+  const double off_cpu = off_cpu_share(steps_since(from, view.ledger));
   append_attribution(w, result.all, off_cpu);
   w.key("slowest").begin_object();
   append_attribution(w, result.slowest, off_cpu);
@@ -215,8 +224,9 @@ HttpResponse attribution(const HttpRequest& request, const View& view) {
 
 }  // namespace
 
-HttpResponse requests_page(const HttpRequest& request, const RequestLog& requests, const ApiKeys& keys) {
-  const View view{requests, keys, uint32_t(keys.find(request))};
+HttpResponse requests_page(const HttpRequest& request, const RequestLog& requests, const ApiKeys& keys,
+                           const StepLedger* ledger) {
+  const View view{requests, keys, uint32_t(keys.find(request)), ledger};
   std::string_view rest = request.path;
   rest.remove_prefix(std::min(kPrefix.size(), rest.size()));
   if (rest.empty()) return list(request, view);

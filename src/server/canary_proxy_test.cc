@@ -17,7 +17,7 @@ class CanaryProxyTest : public ServedTest {
     auto started = Server::start(other);
     ASSERT_TRUE(started.ok());
     canary_ = std::move(started).value();
-    canary_->serve_model(canary_model_);
+    canary_->serve_model(borrowed(canary_model_), {});
     traffic.canary.upstream = "http://127.0.0.1:" + std::to_string(canary_->port());
     ServerConfig config;
     config.traffic = traffic;

@@ -77,15 +77,18 @@ void AnswerFormat::stream_error(std::string& out, const ApiError& error, std::st
   append_sse(out, error_json(error));
 }
 
-Generation::Generation(std::shared_ptr<HttpExchange> exchange, ServedModel& model, GenerationPlan plan,
-                       std::unique_ptr<AnswerFormat> format)
-    : exchange_(std::move(exchange)), model_(model), plan_(std::move(plan)), format_(std::move(format)) {}
+Generation::Generation(std::shared_ptr<HttpExchange> exchange, std::shared_ptr<ServedModel> model,
+                       GenerationPlan plan, std::unique_ptr<AnswerFormat> format)
+    : exchange_(std::move(exchange)),
+      model_(std::move(model)),
+      plan_(std::move(plan)),
+      format_(std::move(format)) {}
 
-void Generation::start(std::shared_ptr<HttpExchange> exchange, ServedModel& model, GenerationPlan plan,
-                       std::unique_ptr<AnswerFormat> format) {
+void Generation::start(std::shared_ptr<HttpExchange> exchange, std::shared_ptr<ServedModel> model,
+                       GenerationPlan plan, std::unique_ptr<AnswerFormat> format) {
   if (exchange->gone()) return;
   std::shared_ptr<Generation> self(
-      new Generation(std::move(exchange), model, std::move(plan), std::move(format)));
+      new Generation(std::move(exchange), std::move(model), std::move(plan), std::move(format)));
   self->exchange_->listen(self);
   self->submitted_ = now_ns();
   if (Status status = self->submit(); !status.ok()) {
@@ -126,7 +129,7 @@ RequestAccount Generation::account_head() const {
 
 Request Generation::request_of(int prompt, int k) const {
   const auto& ids = plan_.prompts[size_t(prompt)].ids;
-  const int room = model_.engine().info().context - int(ids.size());
+  const int room = model_->engine().info().context - int(ids.size());
   Request request;
   request.id = plan_.request_id;
   request.prompt = ids;
@@ -142,7 +145,7 @@ Request Generation::request_of(int prompt, int k) const {
   request.lane = plan_.lane;
   request.tenant = plan_.tenant;
   request.cache_salt = plan_.options.cache_salt;
-  if (plan_.grammar) request.constraint = constraint_of(plan_.grammar, model_.grammars().limits());
+  if (plan_.grammar) request.constraint = constraint_of(plan_.grammar, model_->grammars().limits());
   return request;
 }
 
@@ -158,13 +161,13 @@ Status Generation::submit() {
 Status Generation::submit_all() {
   const int n = plan_.options.n;
   const auto exchange = exchange_;
-  const int most = model_.engine().info().max_requests, prompts = int(plan_.prompts.size());
+  const int most = model_->engine().info().max_requests, prompts = int(plan_.prompts.size());
   if (n * prompts > most) {
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("{} answers at once are more than this server takes, {}.", n * prompts, most),
                  n > 1 ? "n" : "prompt"};
   }
-  account_.open(plan_.log, account_head(), plan_.arrival);
+  account_.open(plan_.log, account_head(), plan_.arrival, model_->engine().step_ledger());
   running_.reserve(size_t(n * prompts));
   for (int p = 0; p < prompts; ++p) {
     for (int k = 0; k < n; ++k) {
@@ -174,10 +177,10 @@ Status Generation::submit_all() {
       running.prompt = p;
       const int offset = plan_.echo ? code_points(plan_.prompts[size_t(p)].text) : 0;
       running.choice =
-          std::make_unique<Choice>(p * n + k, model_.tokenizer(), plan_.options, plan_.keep_tokens, offset);
+          std::make_unique<Choice>(p * n + k, model_->tokenizer(), plan_.options, plan_.keep_tokens, offset);
       const auto notify = [exchange] { exchange->wake(); };
-      auto stream = plan_.batched ? model_.engine().enqueue(request_of(p, k), notify)
-                                  : model_.engine().submit(request_of(p, k), notify);
+      auto stream = plan_.batched ? model_->engine().enqueue(request_of(p, k), notify)
+                                  : model_->engine().submit(request_of(p, k), notify);
       if (!stream.ok()) return stream.error();
       // From here to the next line nothing may fail: what the engine has is found by cancel_all.
       running.stream = std::move(stream).value();
@@ -225,7 +228,7 @@ Generation::Pumped Generation::pump_choice(Running& running) {
   while (!choice.ended() && running.stream->pop(event)) {
     any = true;
     account_.token(size_t(choice.index()), event,
-                   event.id >= 0 ? text_seen(model_.tokenizer(), event.id) : TokenText());
+                   event.id >= 0 ? text_seen(model_->tokenizer(), event.id) : TokenText());
     if (first_token_ == 0) plan_.permit.first_token(first_token_ = event.time);
     if (event.finish != FinishReason::none) running.drained = true;
     if (!choice.push(event)) {

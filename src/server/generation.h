@@ -105,8 +105,8 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
  public:
   // Checks the plan against the context, submits, and from then on answers by itself. On an error it answers at
   // once.
-  static void start(std::shared_ptr<HttpExchange> exchange, ServedModel& model, GenerationPlan plan,
-                    std::unique_ptr<AnswerFormat> format);
+  static void start(std::shared_ptr<HttpExchange> exchange, std::shared_ptr<ServedModel> model,
+                    GenerationPlan plan, std::unique_ptr<AnswerFormat> format);
 
   void on_wake() override { pump(); }
   void on_writable() override { pump(); }
@@ -124,7 +124,7 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
     bool drained = false;   // the stream's own last event was popped: its times may be read
   };
 
-  Generation(std::shared_ptr<HttpExchange> exchange, ServedModel& model, GenerationPlan plan,
+  Generation(std::shared_ptr<HttpExchange> exchange, std::shared_ptr<ServedModel> model, GenerationPlan plan,
              std::unique_ptr<AnswerFormat> format);
   Status submit();
   Status submit_all();
@@ -147,7 +147,7 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
   void log_end(const char* how) const;
 
   std::shared_ptr<HttpExchange> exchange_;
-  ServedModel& model_;
+  const std::shared_ptr<ServedModel> model_;  // what stands below refers to it
   GenerationPlan plan_;
   std::unique_ptr<AnswerFormat> format_;
   std::vector<Running> running_;

@@ -311,7 +311,7 @@ TEST_F(HttpTest, SaysThatItLoads) {
   EXPECT_EQ(chat.header("retry-after"), "1");
   EXPECT_EQ(client.get("/v1/models").body, R"({"object":"list","data":[]})");
   EXPECT_EQ(client.get("/metrics").status, 200);
-  server_->serve_model(model_);
+  server_->serve_model(borrowed(model_), {});
   EXPECT_EQ(client.get("/ready").status, 200);
   EXPECT_THAT(client.get("/v1/models").body, HasSubstr(R"("id":"toy")"));
   EXPECT_EQ(client.get("/v1/models/toy").status, 200);

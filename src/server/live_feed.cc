@@ -68,13 +68,37 @@ class LiveFeed::Listener final : public HttpListener {
   std::vector<Event> waiting_;  // guarded by mutex_
 };
 
-void LiveFeed::start(ServedModel& model, std::string model_name) {
-  model_ = &model;
-  model_name_ = std::move(model_name);
+void LiveFeed::serve(std::shared_ptr<ServedModel> model, std::string model_name, LiveSources sources) {
+  {
+    std::lock_guard lock(mutex_);
+    next_ = Served{std::move(model), std::move(model_name), std::move(sources)};
+  }
+  if (thread_.joinable()) return;
+  take_up();
   thread_ = std::thread([this] {
     pthread_setname_np(pthread_self(), "sluice-live");
     run();
   });
+}
+
+// Steps of another engine are counted anew, and what is drawn of them begins anew too. Listeners hear whose
+// they are.
+void LiveFeed::take_up() {
+  std::vector<std::shared_ptr<Listener>> to;
+  std::shared_ptr<ServedModel> before;  // goes without the lock
+  Event event;
+  {
+    std::lock_guard lock(mutex_);
+    if (!next_) return;
+    before = std::exchange(model_, std::move(next_->model));
+    model_name_ = std::move(next_->name);
+    sources_ = std::move(next_->sources);
+    next_.reset();
+    to = listeners_;
+    if (!to.empty()) event = std::make_shared<const std::string>(hello());
+  }
+  if (before != nullptr) sampler_ = LiveSampler(), history_.clear();
+  for (const auto& listener : to) listener->leave(event);
 }
 
 void LiveFeed::stop() {
@@ -119,13 +143,20 @@ void LiveFeed::raise_peaks(const LiveSample& sample) {
   if (peaks.flops_s > 0) peaks.flops_s = std::max(peaks.flops_s, sample.flops_s);
 }
 
+MachineReport LiveFeed::machine() const {
+  std::lock_guard lock(mutex_);
+  return sources_.machine;
+}
+
 Vitals LiveFeed::vitals(double window_s) const {
   const TimeNs now = now_ns();
   asked_at_.store(now, std::memory_order_relaxed);
-  Vitals vitals =
-      history_.window(window_s, model_->engine().step_ledger(), HostReading{now, read_host_state()});
-  vitals.card = model_->engine().info().device.is_card();
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  const std::shared_ptr<ServedModel> model = model_;
+  lock.unlock();
+  Vitals vitals = history_.window(window_s, model->engine().step_ledger(), HostReading{now, read_host_state()});
+  vitals.card = model->engine().info().device.is_card();
+  lock.lock();
   vitals.cards = cards_;
   vitals.seats = sources_.limits.seats, vitals.peaks = sources_.limits.peaks;
   return vitals;
@@ -142,6 +173,7 @@ bool LiveFeed::wants_look(TimeNs now) {
 }
 
 void LiveFeed::publish(TimeNs now) {
+  take_up();
   const std::vector<Meter> meters = meter::all();
   const StepLedger* ledger = model_->engine().step_ledger();
   const LiveSample sample = sampler_.sample(meters, ledger, now);

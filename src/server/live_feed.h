@@ -28,9 +28,9 @@ class LiveFeed {
  public:
   LiveFeed() = default;
   ~LiveFeed() { stop(); }
-  // Before start.
-  void set_sources(LiveSources sources) { sources_ = std::move(sources); }
-  void start(ServedModel& model, std::string model_name);
+  // Whose numbers they are from now on, and what they are told as shares of. The first call starts the thread.
+  // A model that another one takes the place of is held for a second more.
+  void serve(std::shared_ptr<ServedModel> model, std::string model_name, LiveSources sources);
   // Ends all streams and joins the thread. Idempotent.
   void stop();
 
@@ -39,7 +39,7 @@ class LiveFeed {
   void listen(const std::shared_ptr<HttpExchange>& exchange, bool head_only);
   // What was seen of the server in the last `window_s` seconds, the requests' accounts left out. Any thread.
   Vitals vitals(double window_s) const;
-  const MachineReport& machine() const { return sources_.machine; }  // once started
+  MachineReport machine() const;  // once started; any thread
   int listeners() const { return listening_.load(std::memory_order_relaxed); }
 
  private:
@@ -56,6 +56,7 @@ class LiveFeed {
 
   void run();
   void publish(TimeNs now);
+  void take_up();
   bool wants_look(TimeNs now);
   void raise_peaks(const LiveSample& sample);  // needs mutex_
   void measure_if_idle(const LiveSample& sample);
@@ -63,11 +64,18 @@ class LiveFeed {
   std::string event(const LiveSample& sample, int64_t unix_s) const;
   void forget(const Listener* listener);
 
-  ServedModel* model_ = nullptr;
+  struct Served {
+    std::shared_ptr<ServedModel> model;
+    std::string name;
+    LiveSources sources;
+  };
+  std::optional<Served> next_;  // guarded by mutex_
+  // Written by the feed's thread under mutex_, at the latest a second after they were set.
+  std::shared_ptr<ServedModel> model_;
   std::string model_name_;
+  LiveSources sources_;
   LiveSampler sampler_;  // the feed's thread
   VitalsHistory history_;
-  LiveSources sources_;             // its peaks are written by the feed's thread under mutex_
   std::vector<CardReading> cards_;  // guarded by mutex_
   std::atomic<int> listening_{0};
   mutable std::atomic<TimeNs> asked_at_{0};  // somebody wanted vitals

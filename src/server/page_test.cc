@@ -143,7 +143,7 @@ TEST_F(PageTest, ASlowListenerIsDroppedAndTheOthersGoOn) {
   auto slow = std::make_shared<StuckExchange>(), quick = std::make_shared<StuckExchange>();
   {
     LiveFeed feed;
-    feed.start(model_, "toy");
+    feed.serve(borrowed(model_), "toy", {});
     feed.listen(slow, false);
     feed.listen(quick, false);
     EXPECT_EQ(feed.listeners(), 2);
@@ -164,7 +164,7 @@ TEST_F(PageTest, ASlowListenerIsDroppedAndTheOthersGoOn) {
 
 TEST_F(PageTest, ListenersAreBounded) {
   LiveFeed feed;
-  feed.start(model_, "toy");
+  feed.serve(borrowed(model_), "toy", {});
   std::vector<std::shared_ptr<StuckExchange>> all;
   for (int i = 0; i <= limits::kLiveListeners; ++i) {
     all.push_back(std::make_shared<StuckExchange>());

@@ -166,9 +166,7 @@ HttpResponse Router::protocol_error(int status, std::string_view message) {
 void Router::answered(int status) { answers_counter(status).add(); }
 
 // The engine hears of the requests of one turn together.
-void Router::turn_ended() {
-  if (ServedModel* model = model_.load(std::memory_order_acquire)) model->engine().ring();
-}
+void Router::turn_ended() { models_.ring(); }
 
 void Router::respond(const std::shared_ptr<HttpExchange>& exchange, HttpResponse response,
                      const Caller& caller) {
@@ -176,7 +174,7 @@ void Router::respond(const std::shared_ptr<HttpExchange>& exchange, HttpResponse
     RequestAccount head;
     head.request_id = caller.id;
     head.route = caller.route;
-    head.model = std::string(model_name());
+    head.model = model_name();
     head.tenant = caller.tenant;
     head.trace = caller.trace;
     head.status = response.status;
@@ -211,7 +209,7 @@ void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExcha
         caller);
   }
   if (found->page != nullptr) return respond(exchange, (this->*found->page)(request), caller);
-  if (model_.load(std::memory_order_acquire) == nullptr || draining_.load(std::memory_order_relaxed))
+  if (models_.get() == nullptr || draining_.load(std::memory_order_relaxed))
     return respond(exchange, not_ready(), caller);
   if (found->live) return live_.listen(exchange, head);
   if (found->prepare != nullptr) {
@@ -225,10 +223,24 @@ void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExcha
   answer_here(*found, request, exchange, caller);
 }
 
+// A request on its way through parsing, template and tokenizer; on one thread at a time.
+struct Router::TextJob {
+  const Route& route;
+  HttpRequest request;
+  std::shared_ptr<HttpExchange> exchange;
+  std::shared_ptr<ServedModel> model;  // call's
+  ApiCall call;
+  const Caller caller;
+  PreparedGeneration prepared{};
+  ApiFailure failure{};
+  HttpResponse response{};
+};
+
 // By the model of this process.
 void Router::answer_here(const Route& route, HttpRequest& request,
                          const std::shared_ptr<HttpExchange>& exchange, const Caller& caller) {
-  ApiCall call{*model_.load(std::memory_order_acquire), config_, model_name(), caller.id};
+  const std::shared_ptr<ServedModel> model = models_.get();
+  ApiCall call{*model, config_, name_of(model.get()), caller.id};
   call.created = std::time(nullptr);
   call.tenant = caller.tenant;
   call.arrival = {.first_byte = request.began, .last_byte = request.received};
@@ -238,7 +250,9 @@ void Router::answer_here(const Route& route, HttpRequest& request,
   call.responses = config_.response_store_bytes > 0 ? &responses_ : nullptr;
   if (ApiFailure failure = read_headers(request, call))
     return respond(exchange, error_response(*failure), caller);
-  run_model_route(route, request, exchange, std::move(call), caller);
+  auto job =
+      std::make_shared<TextJob>(TextJob{route, std::move(request), exchange, model, std::move(call), caller});
+  run_model_route(job);
 }
 
 // The answer says which trace it belongs to, and which span of it this server is.
@@ -316,23 +330,8 @@ HttpResponse Router::not_ready() const {
       {}, "model_loading");
 }
 
-// A request on its way through parsing, template and tokenizer; on one thread at a time.
-struct Router::TextJob {
-  const Route& route;
-  HttpRequest request;
-  std::shared_ptr<HttpExchange> exchange;
-  ApiCall call;
-  const Caller caller;
-  PreparedGeneration prepared{};
-  ApiFailure failure{};
-  HttpResponse response{};
-};
-
-void Router::run_model_route(const Route& route, HttpRequest& request,
-                             const std::shared_ptr<HttpExchange>& exchange, ApiCall call,
-                             const Caller& caller) {
-  const bool inline_work = request.body.size() <= limits::kInlineBodyBytes;
-  auto job = std::make_shared<TextJob>(TextJob{route, std::move(request), exchange, std::move(call), caller});
+void Router::run_model_route(const std::shared_ptr<TextJob>& job) {
+  const bool inline_work = job->request.body.size() <= limits::kInlineBodyBytes;
   if (inline_work) {
     run_job(job);
     finish_prepared(job);
@@ -343,7 +342,7 @@ void Router::run_model_route(const Route& route, HttpRequest& request,
     run_job(job);
     job->exchange->post([this, job] { finish_prepared(job); });
   });
-  if (!taken) respond(exchange, error_response(429, "Too many long requests are waiting."), caller);
+  if (!taken) respond(job->exchange, error_response(429, "Too many long requests are waiting."), job->caller);
 }
 
 // Any thread.
@@ -415,7 +414,7 @@ void Router::finish_job(const std::shared_ptr<TextJob>& job) {
       return respond(job->exchange, *std::move(refused), job->caller);
     for (const auto& [name, value] : headers_of(job->prepared.plan.options))
       job->exchange->add_header(name, value);
-    Generation::start(job->exchange, job->call.model, std::move(job->prepared.plan),
+    Generation::start(job->exchange, job->model, std::move(job->prepared.plan),
                       std::move(job->prepared.format));
   } catch (const std::exception& e) {
     const LogScope about(log_ids(job->call.trace, job->call.request_id));
@@ -430,10 +429,9 @@ void Router::set_loading(const std::string& phase, double fraction) {
   loading_fraction_ = std::clamp(fraction, 0.0, 1.0);
 }
 
-void Router::serve_model(ServedModel& model) {
-  log_->anomalies().set_ledger(model.engine().step_ledger());
-  model_.store(&model, std::memory_order_release);
-  live_.start(model, std::string(model_name()));
+void Router::serve_model(std::shared_ptr<ServedModel> model, LiveSources sources) {
+  live_.serve(model, name_of(model.get()), std::move(sources));
+  models_.set(std::move(model));
 }
 
 void Router::set_draining() {
@@ -441,10 +439,9 @@ void Router::set_draining() {
   live_.stop();
 }
 
-std::string_view Router::model_name() const {
+std::string Router::name_of(const ServedModel* model) const {
   if (!config_.model_name.empty()) return config_.model_name;
-  const ServedModel* model = model_.load(std::memory_order_acquire);
-  return model != nullptr ? std::string_view(model->name()) : std::string_view();
+  return model != nullptr ? model->name() : std::string();
 }
 
 HttpResponse Router::get_routes(const HttpRequest&) {

@@ -14,6 +14,7 @@
 #include "server/http.h"
 #include "server/live_feed.h"
 #include "server/response_store.h"
+#include "server/served_models.h"
 #include "server/server.h"
 #include "server/text_pool.h"
 
@@ -31,11 +32,9 @@ class Router final : public HttpHandler {
 
   // Any thread.
   void set_loading(const std::string& phase, double fraction);
-  void serve_model(ServedModel& model);
+  void serve_model(std::shared_ptr<ServedModel> model, LiveSources sources);
   void set_draining();
   Status set_traffic(const TrafficSettings& settings) { return gates_.configure(settings); }
-  // Before serve_model.
-  void set_live_sources(LiveSources sources) { live_.set_sources(std::move(sources)); }
   // Of all answers: nothing is finished after it.
   void stop_traces() { tracer_->stop(); }
   // Ends the pools, jobs that wait still run; and what other servers answer.
@@ -68,8 +67,7 @@ class Router final : public HttpHandler {
   void begin_trace(const Route& route, const HttpRequest& request, HttpExchange& exchange, Caller& caller);
   void respond(const std::shared_ptr<HttpExchange>& exchange, HttpResponse response, const Caller& caller);
   HttpResponse not_ready() const;
-  void run_model_route(const Route& route, HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange,
-                       ApiCall call, const Caller& caller);
+  void run_model_route(const std::shared_ptr<TextJob>& job);
   static ApiFailure check_single_headers(const HttpRequest& request);
   ApiFailure read_headers(const HttpRequest& request, ApiCall& call) const;
   void run_job(const std::shared_ptr<TextJob>& job);
@@ -92,7 +90,8 @@ class Router final : public HttpHandler {
   HttpResponse get_response(const HttpRequest& request);
   HttpResponse delete_response(const HttpRequest& request);
 
-  std::string_view model_name() const;
+  std::string name_of(const ServedModel* model) const;
+  std::string model_name() const { return name_of(models_.get().get()); }
 
   const ServerConfig config_;
   Gates gates_;
@@ -103,7 +102,7 @@ class Router final : public HttpHandler {
   const std::shared_ptr<RequestLog> log_ = std::make_shared<RequestLog>();  // answers under way hold it too
   LiveFeed live_;
   TextPool grammar_pool_;  // apart: a compile may take seconds
-  std::atomic<ServedModel*> model_{nullptr};
+  ServedModels models_;
   std::atomic<bool> draining_{false};
   const int64_t started_;                 // Unix seconds
   std::vector<Counter*> route_requests_;  // of each route, and at the end of what has none

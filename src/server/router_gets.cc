@@ -36,7 +36,7 @@ HttpResponse Router::get_ready(const HttpRequest&) {
   response.headers.emplace_back("Retry-After", "1");
   JsonWriter w(response.body);
   w.begin_object().key("status");
-  ServedModel* model = model_.load(std::memory_order_acquire);
+  const std::shared_ptr<ServedModel> model = models_.get();
   if (draining_.load(std::memory_order_relaxed)) {
     w.string("draining").key("reason").string("The server is shutting down.");
   } else if (model == nullptr) {
@@ -52,7 +52,7 @@ HttpResponse Router::get_ready(const HttpRequest&) {
     } else {
       response.status = 200;
       response.headers.clear();
-      w.string("ready").key("model").string(model_name());
+      w.string("ready").key("model").string(name_of(model.get()));
       w.key("running").integer(status.running).key("waiting").integer(status.waiting);
     }
   }
@@ -99,32 +99,33 @@ HttpResponse Router::get_models(const HttpRequest&) {
   HttpResponse response;
   JsonWriter w(response.body);
   w.begin_object().key("object").string("list").key("data").begin_array();
-  if (ServedModel* model = model_.load(std::memory_order_acquire))
-    append_model(w, model_name(), *model, started_);
+  if (const auto model = models_.get()) append_model(w, name_of(model.get()), *model, started_);
   w.end_array().end_object();
   return response;
 }
 
 HttpResponse Router::get_requests(const HttpRequest& request) {
-  return requests_page(request, *log_, gates_.keys());
+  const auto model = models_.get();
+  return requests_page(request, *log_, gates_.keys(),
+                       model != nullptr ? model->engine().step_ledger() : nullptr);
 }
 
 HttpResponse Router::get_diagnosis(const HttpRequest& request) {
-  if (model_.load(std::memory_order_acquire) == nullptr) return not_ready();
+  if (models_.get() == nullptr) return not_ready();
   return diagnosis_page(request, live_, *log_, gates_.state());
 }
 
 HttpResponse Router::get_model(const HttpRequest& request) {
-  ServedModel* model = model_.load(std::memory_order_acquire);
+  const std::shared_ptr<ServedModel> model = models_.get();
   if (model == nullptr) return not_ready();
   const std::string_view asked = std::string_view(request.path).substr(std::string_view("/v1/models/").size());
-  if (!names_model(asked, ApiCall{*model, config_, model_name(), ""})) {
+  if (!names_model(asked, ApiCall{*model, config_, name_of(model.get()), ""})) {
     return error_response(404, "The model '" + std::string(asked.substr(0, 128)) + "' does not exist here.",
                           "model", "model_not_found");
   }
   HttpResponse response;
   JsonWriter w(response.body);
-  append_model(w, model_name(), *model, started_);
+  append_model(w, name_of(model.get()), *model, started_);
   return response;
 }
 

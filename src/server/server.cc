@@ -25,9 +25,10 @@ class ServerImpl final : public Server {
 
   int port() const override { return network_->port(); }
   void set_loading(const std::string& phase, double fraction) override { router_.set_loading(phase, fraction); }
-  void serve_model(ServedModel& model) override { router_.serve_model(model); }
+  void serve_model(std::shared_ptr<ServedModel> model, LiveSources sources) override {
+    router_.serve_model(std::move(model), std::move(sources));
+  }
   Status set_traffic(const TrafficSettings& settings) override { return router_.set_traffic(settings); }
-  void set_live_sources(LiveSources sources) override { router_.set_live_sources(std::move(sources)); }
 
   void drain(TimeNs deadline) override {
     if (drained_ || !network_) return;

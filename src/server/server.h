@@ -61,12 +61,13 @@ class Server {
 
   virtual int port() const = 0;
   virtual void set_loading(const std::string& phase,
-                           double fraction) = 0;     // what /ready and 503s say meanwhile
-  virtual void serve_model(ServedModel& model) = 0;  // from now on /ready is 200
+                           double fraction) = 0;  // what /ready and 503s say meanwhile
+  // From now on /ready is 200. Again: from now on requests are this model's; answers that the one before it has
+  // begun go on with it, and it is freed after the last of them. `sources`: for the live numbers and the
+  // diagnosis.
+  virtual void serve_model(std::shared_ptr<ServedModel> model, LiveSources sources) = 0;
   // From the next request on. Errors: settings that make no sense; then nothing changes.
   virtual Status set_traffic(const TrafficSettings& settings) = 0;
-  // For the live numbers and the diagnosis. Before serve_model.
-  virtual void set_live_sources(LiveSources sources) = 0;
   // /ready goes 503, streams finish until `deadline`, connections close, threads join.
   virtual void drain(TimeNs deadline) = 0;
 };

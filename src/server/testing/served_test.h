@@ -7,10 +7,14 @@
 #include <string_view>
 #include <vector>
 
+#include "observe/live.h"
 #include "server/server.h"
 #include "server/testing/toy_model.h"
 
 namespace sluice {
+
+// Of a model that outlives all who use it.
+inline std::shared_ptr<ServedModel> borrowed(ServedModel& model) { return {std::shared_ptr<void>(), &model}; }
 
 class ServedTest : public testing::Test {
  protected:
@@ -21,7 +25,7 @@ class ServedTest : public testing::Test {
     auto started = Server::start(config);
     ASSERT_TRUE(started.ok()) << started.error().message;
     server_ = std::move(started).value();
-    if (ready) server_->serve_model(model_);
+    if (ready) server_->serve_model(borrowed(model_), {});
   }
   void say(std::vector<std::string_view> tokens, FinishReason finish) {
     model_.scripted.script = [this, tokens, finish](const Request&) { return model_.says(tokens, finish); };
