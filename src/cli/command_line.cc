@@ -11,6 +11,7 @@
 #include <deque>
 #include <utility>
 
+#include "cli/canary_config.h"
 #include "cli/otel_environment.h"
 #include "engine/batching_settings.h"
 #include "engine/kv_size.h"
@@ -700,6 +701,8 @@ Status Parser::check() const {
   if (!known_device(config.model.device))
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("device: expected auto, cpu or cuda[:N], got '{}'", config.model.device)};
+  if (const auto canary = canary_config(config); !canary)
+    return Error{ErrorCode::kInvalidArgument, canary.error().field + ": " + canary.error().message};
   if (const auto batching = batching_of(config.model.engine.batching, config.model.engine.max_sequences);
       !batching)
     return Error{ErrorCode::kInvalidArgument,

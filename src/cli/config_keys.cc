@@ -287,9 +287,17 @@ const Key kKeys[] = {
      "for "
      "30 s, then one probe each 10 s; quick: 3 in 30 s, 15 s, 5 s."},
     {"traffic.breaker.upstream", "server", "", SLOT(server.traffic.breaker.upstream), 0, 0, "off|patient|quick",
-     "The same of the canary, whose requests are answered here meanwhile."},
+     "The same of the canary, whose requests are answered by the stable pool meanwhile."},
     {"traffic.canary.upstream", "server", "", SLOT(server.traffic.canary.upstream), 0, 0, "",
      "http://HOST:PORT of another server that gets a part of the requests; empty: none."},
+    {"traffic.canary.model", "server", "", SLOT(server.traffic.canary.model), 0, 0, "",
+     "A second model, in this process, that gets a part of the requests: a .gguf file or a folder. Empty: "
+     "none, or "
+     "the one that is served with traffic.canary.settings."},
+    {"traffic.canary.settings", "server", "", SLOT(server.traffic.canary.settings), 0, 0, "",
+     "Each as \"KEY=VALUE\": settings of that second model and its engine (device, cpu, engine, gpu, kv, "
+     "scheduler) "
+     "over those of the one that is served; cpu.threads: a quarter of the cores where it is not among them."},
     {"traffic.canary.steps", "server", "%", SLOT(server.traffic.canary.steps), 0, 0, "",
      "Percents of the requests that it gets, one step after the other."},
     {"traffic.canary.step_requests", "server", "requests", SLOT(server.traffic.canary.step_requests), 1,

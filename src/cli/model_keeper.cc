@@ -1,15 +1,19 @@
 #include "cli/model_keeper.h"
 
+#include <sys/resource.h>
+
 #include "base/check.h"
 #include "base/log.h"
 #include "cli/signals.h"
 
 namespace sluice::cli {
 
-void ModelKeeper::load(LoadOptions options, LoadListener listener) {
+void ModelKeeper::load(LoadOptions options, LoadListener listener, Priority priority) {
   CHECK(!thread_.joinable(), "one load at a time");
   done_.store(false);
-  thread_ = std::thread([this, options = std::move(options), listener = std::move(listener)] {
+  thread_ = std::thread([this, options = std::move(options), listener = std::move(listener), priority] {
+    // On Linux a thread's own, and inherited by those that it begins.
+    if (priority == Priority::background) setpriority(PRIO_PROCESS, 0, 19);
     enter_();
     loaded_ = load_model(options, listener);
     done_.store(true);

@@ -25,8 +25,10 @@ class ModelKeeper {
   ~ModelKeeper() { free_unused(); }
   ModelKeeper(const ModelKeeper&) = delete;
 
+  // `background`: all threads that the load begins, its engine's for good, have the lowest priority.
+  enum class Priority { usual, background };
   // No load is under way. `listener`: on the load's thread.
-  void load(LoadOptions options, LoadListener listener);
+  void load(LoadOptions options, LoadListener listener, Priority priority = Priority::usual);
   bool is_loading() const { return thread_.joinable() && !done_.load(); }
   // What a load that has ended gave, once.
   std::optional<Result<std::unique_ptr<ServedModel>>> take();

@@ -1,12 +1,17 @@
 #include "cli/reload.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 
+#include "cli/canary_config.h"
+
 namespace sluice::cli {
 namespace {
+
+using testing::HasSubstr;
 
 // Notes what it is asked to change.
 class NotingEngine final : public Engine {
@@ -38,10 +43,10 @@ TEST(Reload, WhatChangesIsHandedOn) {
   NotingEngine engine;
   read.model.engine.scheduling.target_itl_ms = 20;
   read.server.port = 1;  // needs a restart, and keeps nothing else back
-  reload.apply(engine);
+  reload.apply(engine, nullptr);
   read.model.engine.batching.policy = "serial";
-  reload.apply(engine);
-  reload.apply(engine);
+  reload.apply(engine, nullptr);
+  reload.apply(engine, nullptr);
   EXPECT_EQ(engine.changes, (std::vector<std::string>{"target_itl_ms: automatic -> 20 ms",
                                                       "batching: continuous -> serial", ""}));
 }
@@ -50,11 +55,11 @@ TEST(Reload, WhatIsRefusedChangesNothing) {
   Result<Config> read = Error{ErrorCode::kInvalidArgument, "sluice.yaml:1: no"};
   Reload reload(Config(), [&] { return read; }, {});
   NotingEngine engine;
-  reload.apply(engine);
+  reload.apply(engine, nullptr);
   Config wrong;
   wrong.model.engine.scheduling.batch_weight = 0;
   read = wrong;
-  reload.apply(engine);
+  reload.apply(engine, nullptr);
   EXPECT_TRUE(engine.changes.empty());
 }
 
@@ -68,55 +73,65 @@ TEST(Reload, TrafficIsHandedToTheServerWhereItChanged) {
                  },
                  {}});
   NotingEngine engine;
-  reload.apply(engine);
+  reload.apply(engine, nullptr);
   read.server.traffic.keys.requests_per_minute = 5;
-  reload.apply(engine);
-  reload.apply(engine);
+  reload.apply(engine, nullptr);
+  reload.apply(engine, nullptr);
   ASSERT_EQ(given.size(), 1u);
   EXPECT_EQ(given[0], read.server.traffic);
 }
 
-struct Swaps {
-  explicit Swaps(const Config& running)
+struct Loads {
+  explicit Loads(const Config& running)
       : read(running),
         reload(running, [this] { return Result<Config>(read); },
-               {{}, [this](const LoadOptions& options) { begun.push_back(options); }}) {}
-  void apply() { reload.apply(engine); }
+               {[](const TrafficSettings&) { return Status(); },
+                [this](Pool pool, const Config& config) {
+                  begun.push_back(pool_name(pool) + (" " + config.model.path));
+                  last = config;
+                },
+                [this] { begun.push_back("no canary"); }}) {}
+  // What is begun by it.
+  std::vector<std::string> apply() {
+    begun.clear();
+    reload.apply(engine, nullptr);
+    return begun;
+  }
 
-  Config read;
-  std::vector<LoadOptions> begun;
+  Config read, last;
+  std::vector<std::string> begun;
   NotingEngine engine;
   Reload reload;
 };
 
+using Begun = std::vector<std::string>;
+
+Config config_of(const std::string& path) {
+  Config config;
+  config.model.path = path;
+  return config;
+}
+
 TEST(Reload, AnotherModelIsLoadedWithAllOfItsKeys) {
-  Config running;
-  running.model.path = "a.gguf";
-  Swaps swaps(running);
-  swaps.read.model.engine.kv_bytes = 1 << 20;
-  swaps.apply();
-  EXPECT_TRUE(swaps.begun.empty()) << "the model as it is needs a restart for that";
-  swaps.read.model.path = "b.gguf";
-  swaps.apply();
-  ASSERT_EQ(swaps.begun.size(), 1u);
-  EXPECT_EQ(swaps.begun[0].path, "b.gguf");
-  EXPECT_EQ(swaps.begun[0].engine.kv_bytes, size_t(1 << 20));
-  swaps.reload.swapped(true);
-  swaps.apply();
-  EXPECT_EQ(swaps.begun.size(), 1u) << "it is there";
+  Loads loads(config_of("a"));
+  loads.read.model.engine.kv_bytes = 1 << 20;
+  EXPECT_EQ(loads.apply(), Begun{}) << "the model as it is needs a restart for that";
+  loads.read.model.path = "b";
+  EXPECT_EQ(loads.apply(), Begun{"stable b"});
+  EXPECT_EQ(loads.last.model.engine.kv_bytes, size_t(1 << 20));
+  loads.reload.loaded(Pool::stable, true);
+  EXPECT_EQ(loads.apply(), Begun{}) << "it is there";
 }
 
 TEST(Reload, AModelThatCouldNotBeLoadedIsTriedAgain) {
-  Swaps swaps{Config()};
-  swaps.read.model.path = "b.gguf";
-  swaps.apply();
-  swaps.reload.swapped(false);
-  swaps.apply();
-  EXPECT_EQ(swaps.begun.size(), 2u);
-  swaps.reload.swapped(false);
-  swaps.read.model.path.clear();
-  swaps.apply();
-  EXPECT_EQ(swaps.begun.size(), 2u) << "nobody wants it any more";
+  Loads loads(config_of("a"));
+  loads.read.model.path = "b";
+  EXPECT_EQ(loads.apply(), Begun{"stable b"});
+  loads.reload.loaded(Pool::stable, false);
+  EXPECT_EQ(loads.apply(), Begun{"stable b"});
+  loads.reload.loaded(Pool::stable, false);
+  loads.read.model.path = "a";
+  EXPECT_EQ(loads.apply(), Begun{}) << "nobody wants it any more";
 }
 
 TEST(Reload, AnotherFileBehindTheSamePathIsAnotherModel) {
@@ -128,15 +143,88 @@ TEST(Reload, AnotherFileBehindTheSamePathIsAnotherModel) {
     std::filesystem::create_symlink(name, folder / "current");
   };
   point_at("a");
-  Config running;
-  running.model.path = folder / "current";
-  Swaps swaps(running);
-  swaps.apply();
-  EXPECT_TRUE(swaps.begun.empty());
+  Loads loads(config_of(folder / "current"));
+  EXPECT_EQ(loads.apply(), Begun{});
   point_at("b");
-  swaps.apply();
-  EXPECT_EQ(swaps.begun.size(), 1u);
+  EXPECT_EQ(loads.apply().size(), 1u);
   std::filesystem::remove_all(folder);
+}
+
+TEST(Reload, ACanaryComesChangesAndGoes) {
+  Loads loads(config_of("a"));
+  CanarySettings& canary = loads.read.server.traffic.canary;
+  canary.model = "b";
+  EXPECT_EQ(loads.apply(), Begun{"canary b"});
+  loads.reload.loaded(Pool::canary, true);
+  EXPECT_EQ(loads.apply(), Begun{});
+  canary.steps = {"50"};
+  EXPECT_EQ(loads.apply(), Begun{}) << "the model is the same";
+  canary.settings = {"engine.kv_bytes=1000000"};
+  EXPECT_EQ(loads.apply(), (Begun{"no canary", "canary b"}));
+  EXPECT_EQ(loads.last.model.engine.kv_bytes, 1000000u);
+  loads.reload.loaded(Pool::canary, true);
+  loads.read.model.engine.scheduling.target_itl_ms = 20;
+  EXPECT_EQ(loads.apply(), Begun{}) << "its engine takes that as it runs";
+  canary = {};
+  EXPECT_EQ(loads.apply(), Begun{"no canary"});
+  EXPECT_EQ(loads.apply(), Begun{});
+}
+
+TEST(Reload, ACanaryOfTheSameModelFollowsIt) {
+  Config running = config_of("a");
+  running.server.traffic.canary.settings = {"kv.precision=int8"};
+  Loads loads(running);
+  EXPECT_EQ(loads.apply(), Begun{}) << "both run";
+  loads.read.model.path = "b";
+  EXPECT_EQ(loads.apply(), (Begun{"no canary", "stable b", "canary b"}));
+  loads.reload.loaded(Pool::stable, true);
+  loads.reload.loaded(Pool::canary, false);
+  EXPECT_EQ(loads.apply(), Begun{"canary b"}) << "it is tried again";
+}
+
+TEST(CanaryConfig, IsTheServersWithItsOwnOverIt) {
+  Config config = config_of("a");
+  config.model.engine.max_context = 512;
+  EXPECT_FALSE(canary_config(config)->has_value());
+  config.server.traffic.canary.settings = {"kv.precision=int8", "cpu.threads=3"};
+  const Config canary = **canary_config(config);
+  EXPECT_EQ(canary.model.path, "a");
+  EXPECT_EQ(canary.model.engine.max_context, 512);
+  EXPECT_EQ(canary.model.engine.kv.precision, "int8");
+  EXPECT_EQ(canary.model.cpu.threads, 3);
+}
+
+TEST(CanaryConfig, WhatMakesNoSenseIsRefusedByName) {
+  const auto why = [](const std::string& setting) {
+    Config config;
+    config.server.traffic.canary.settings = {setting};
+    const auto made = canary_config(config);
+    EXPECT_FALSE(made.ok()) << setting;
+    return made.ok() ? "" : made.error().field + ": " + made.error().message;
+  };
+  EXPECT_THAT(why("kv.precision"), HasSubstr("traffic.canary.settings: expected KEY=VALUE"));
+  EXPECT_THAT(why("kv.precison=int8"), HasSubstr("kv.precision"));
+  EXPECT_THAT(why("kv.precision=int9"), HasSubstr("kv.precision: expected one of"));
+  EXPECT_THAT(why("server.port=1"), HasSubstr("server.port is not"));
+  EXPECT_THAT(why("traffic.canary.model=b"), HasSubstr("is not"));
+  EXPECT_THAT(why("model.path=b"), HasSubstr("traffic.canary.model"));
+}
+
+TEST(CpuShares, AddUpToTheCores) {
+  Config config;
+  const auto shares = [&](int cores, std::optional<Config> canary) {
+    const CpuShares s = cpu_shares(config, canary, cores);
+    return std::pair(s.stable, s.canary);
+  };
+  EXPECT_EQ(shares(8, std::nullopt), std::pair(0, 0)) << "the backend decides";
+  EXPECT_EQ(shares(8, Config()), std::pair(6, 2));
+  EXPECT_EQ(shares(2, Config()), std::pair(1, 1));
+  EXPECT_EQ(shares(1, Config()), std::pair(1, 1)) << "the canary's have the lowest priority";
+  Config own;
+  own.model.cpu.threads = 4;
+  EXPECT_EQ(shares(8, own), std::pair(4, 4));
+  config.model.cpu.threads = 7;
+  EXPECT_EQ(shares(8, own), std::pair(7, 4)) << "as configured";
 }
 
 TEST(Reload, TheKeysOfAModel) {

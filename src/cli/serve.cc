@@ -5,11 +5,14 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <deque>
 #include <optional>
 
 #include "base/crash_record.h"
 #include "base/log.h"
 #include "base/meter.h"
+#include "base/usable_cores.h"
+#include "cli/canary_config.h"
 #include "cli/commands.h"
 #include "cli/load_progress.h"
 #include "cli/machine_binding.h"
@@ -143,6 +146,12 @@ LoadListener progress_line(Server* starting) {
   };
 }
 
+[[noreturn]] void stop_loading() {
+  LOG(info, "stopped while loading");
+  std::fflush(stdout);
+  _exit(0);
+}
+
 // From ready to the signal that ends it. Main thread.
 class Serving {
  public:
@@ -154,29 +163,44 @@ class Serving {
         config_(config),
         reload_(config, std::move(reread),
                 {[this](const TrafficSettings& settings) { return server_.set_traffic(settings); },
-                 [this](const LoadOptions& options) { begin_swap(options); }}) {
+                 [this](Pool pool, const Config& read) {
+                   wanted_.push_back({pool, read});
+                 },
+                 [this] { drop_canary(); }}) {
     for (const char* result : {"done", "failed"}) swaps(result);
   }
 
-  Status begin(std::unique_ptr<ServedModel> model) {
-    if (!config_.record_steps.empty()) {
-      const std::string header = recorded_header(recorded_server(config_, *model, model->engine().info()));
-      auto recording = StepRecorder::start(config_.record_steps, header, *model->engine().step_ledger());
-      if (!recording) return recording.error();
-      recorder_ = std::move(*recording);
+  // Loads what the settings say and serves it once all of it is there. Kills the process where a signal comes
+  // first.
+  Status begin() {
+    const Result<std::optional<Config>> canary = canary_config(config_);
+    if (!canary) return canary.error();
+    auto model = load_now(Pool::stable, config_);
+    if (!model.ok()) return model.error();
+    stable_ = std::move(*model);
+    place_threads();
+    if (*canary) {
+      auto second = load_now(Pool::canary, **canary);
+      if (!second.ok()) return named(second.error());
+      canary_ = std::move(*second);
     }
-    model_ = keeper_.keep(std::move(model), config_.watchdog_s);
+    if (Status recording = record_steps(); !recording) return recording;
     serve(config_.model);
+    if (canary_ != nullptr) server_.serve_canary(canary_);
     return {};
   }
 
   void until_signal() {
     while (Signals::count() == 0) {
-      if (auto loaded = keeper_.take()) end_swap(std::move(*loaded));
+      if (auto loaded = keeper_.take()) end_load(std::move(*loaded));
       keeper_.free_unused();
-      // What a SIGHUP changes while a model is loaded is looked at when it is there.
-      if (!keeper_.is_loading() && Signals::take_hangup())
-        reload_.apply(model_->engine());
+      // What a SIGHUP changes while models are loaded is looked at when they are there.
+      if (keeper_.is_loading())
+        Signals::wait();
+      else if (!wanted_.empty())
+        begin_load();
+      else if (Signals::take_hangup())
+        reload_.apply(stable_->engine(), canary_ != nullptr ? &canary_->engine() : nullptr);
       else
         Signals::wait();
     }
@@ -185,70 +209,157 @@ class Serving {
   void drain() {
     LOG(info, "draining: no new requests; running answers have {} ms", config_.drain_timeout_ms);
     const TimeNs deadline = now_ns() + TimeNs(config_.drain_timeout_ms) * 1'000'000;
-    model_->engine().stop_gathering();
+    stable_->engine().stop_gathering();
+    if (canary_ != nullptr) canary_->engine().stop_gathering();
     server_.drain(deadline);
-    model_->engine().drain(deadline);
+    stable_->engine().drain(deadline);
+    if (canary_ != nullptr) canary_->engine().drain(deadline);
     recorder_.reset();
   }
 
-  ServedModel& model() { return *model_; }
+  ServedModel& stable() { return *stable_; }
 
  private:
-  void serve(const LoadOptions& options) {
-    LiveSources sources = live_sources(options, *model_);
-    sources.machine = machine_.settle(model_->engine().info().device.threads);
-    log_placed(sources.machine);
-    server_.serve_model(model_, std::move(sources));
+  struct Wanted {
+    Pool pool;
+    Config config;
+  };
+
+  static Error named(const Error& of_canary) {
+    return {of_canary.code, fmt::format("the canary: {}{}{}", of_canary.field,
+                                        of_canary.field.empty() ? "" : ": ", of_canary.message)};
   }
 
-  void begin_swap(const LoadOptions& options) {
-    next_ = options;
-    next_.beside = true;
-    next_.meters.gauges = false;
-    keeper_.load(next_, progress_line(nullptr));
+  // With what is its own in a process of two models: threads, meters, memory that the other was promised.
+  LoadOptions options_of(const Wanted& wanted) const {
+    const bool is_canary = wanted.pool == Pool::canary;
+    LoadOptions options = wanted.config.model;
+    // Its config is read together with that of the server, so that one says whether there is the other.
+    const auto canary = is_canary ? Result<std::optional<Config>>(wanted.config) : canary_config(wanted.config);
+    const CpuShares shares = cpu_shares(wanted.config, canary.ok() ? *canary : std::nullopt, usable_cores());
+    options.cpu.threads = is_canary ? shares.canary : shares.stable;
+    options.beside = stable_ != nullptr;
+    options.meters = {is_canary ? pool_name(Pool::canary) : "", is_canary || stable_ == nullptr};
+    if (const auto& other = is_canary ? stable_ : canary_; other != nullptr)
+      options.engine.promised_bytes = other->engine().info().kv_bytes;
+    return options;
+  }
+
+  void start_load(const Wanted& wanted, Server* starting) {
+    keeper_.load(
+        options_of(wanted), progress_line(starting),
+        wanted.pool == Pool::canary ? ModelKeeper::Priority::background : ModelKeeper::Priority::usual);
+  }
+
+  std::shared_ptr<ServedModel> keep(Pool pool, std::unique_ptr<ServedModel> model) {
+    // A canary that hangs is not asked any more; it is no reason to end the others.
+    return keeper_.keep(std::move(model), pool == Pool::canary ? 0 : config_.watchdog_s);
+  }
+
+  Result<std::shared_ptr<ServedModel>> load_now(Pool pool, const Config& config) {
+    start_load({pool, config}, &server_);
+    while (keeper_.is_loading() && Signals::count() == 0) Signals::wait();
+    // A load cannot be broken off in the middle, and of it nothing has been promised to anyone yet.
+    if (keeper_.is_loading()) stop_loading();
+    auto loaded = keeper_.take();
+    if (!loaded->ok()) return loaded->error();
+    return keep(pool, std::move(**loaded));
+  }
+
+  void place_threads() {
+    placed_ = machine_.settle(stable_->engine().info().device.threads);
+    log_placed(placed_);
+  }
+
+  void serve(const LoadOptions& options) {
+    LiveSources sources = live_sources(options, *stable_);
+    sources.machine = placed_;
+    server_.serve_model(stable_, std::move(sources));
+  }
+
+  Status record_steps() {
+    if (config_.record_steps.empty()) return {};
+    const std::string header = recorded_header(recorded_server(config_, *stable_, stable_->engine().info()));
+    auto recording = StepRecorder::start(config_.record_steps, header, *stable_->engine().step_ledger());
+    if (!recording) return recording.error();
+    recorder_ = std::move(*recording);
+    return {};
+  }
+
+  void begin_load() {
+    loading_ = std::move(wanted_.front());
+    wanted_.pop_front();
+    start_load(*loading_, nullptr);
+  }
+
+  void end_load(Result<std::unique_ptr<ServedModel>> loaded) {
+    const Wanted wanted = *std::exchange(loading_, std::nullopt);
+    reload_.loaded(wanted.pool, loaded.ok());
+    if (wanted.pool == Pool::canary)
+      take_canary(std::move(loaded));
+    else
+      take_stable(wanted.config, std::move(loaded));
   }
 
   // New requests are the new one's from here on; the keeper frees the old one after its last answer.
-  void end_swap(Result<std::unique_ptr<ServedModel>> loaded) {
-    reload_.swapped(loaded.ok());
+  void take_stable(const Config& config, Result<std::unique_ptr<ServedModel>> loaded) {
     swaps(loaded.ok() ? "done" : "failed").add();
     if (!loaded.ok()) {
       const Error& why = loaded.error();
-      LOG(error, "reload: {} goes on: {}{}{}", model_->path(), why.field, why.field.empty() ? "" : ": ",
+      LOG(error, "reload: {} goes on: {}{}{}", stable_->path(), why.field, why.field.empty() ? "" : ": ",
           why.message);
       return;
     }
     if (recorder_ != nullptr) LOG(warn, "reload: {} ends: its steps are one model's", config_.record_steps);
     recorder_.reset();
-    const std::shared_ptr<ServedModel> old =
-        std::exchange(model_, keeper_.keep(std::move(*loaded), config_.watchdog_s));
+    const std::shared_ptr<ServedModel> old = std::exchange(stable_, keep(Pool::stable, std::move(*loaded)));
     old->engine().show(false);
-    model_->engine().show(true);
-    serve(next_);
-    LOG(info, "reload: {} is served now; answers that {} has begun go on with it", model_->path(), old->path());
+    stable_->engine().show(true);
+    // Threads are told by their names, which the canary's have too: those go where the kernel puts them.
+    if (canary_ == nullptr) place_threads();
+    serve(config.model);
+    LOG(info, "reload: {} is served now; answers that {} has begun go on with it", stable_->path(),
+        old->path());
+  }
+
+  void take_canary(Result<std::unique_ptr<ServedModel>> loaded) {
+    if (!loaded.ok()) {
+      LOG(error, "reload: there is no canary: {}", named(loaded.error()).message);
+      return;
+    }
+    canary_ = keep(Pool::canary, std::move(*loaded));
+    server_.serve_canary(canary_);
+    LOG(info, "reload: {} is a canary now", canary_->path());
+  }
+
+  void drop_canary() {
+    server_.serve_canary(nullptr);
+    canary_.reset();
   }
 
   Server& server_;
   MachineBinding& machine_;
   ModelKeeper& keeper_;
-  const Config config_;  // as at start
-  std::shared_ptr<ServedModel> model_;
-  LoadOptions next_;  // of the swap that is under way
+  const Config config_;                           // as at start
+  std::shared_ptr<ServedModel> stable_, canary_;  // canary: null: there is none
+  std::deque<Wanted> wanted_;                     // to be loaded, in this order
+  std::optional<Wanted> loading_;
+  MachineReport placed_;
   std::unique_ptr<StepRecorder> recorder_;
   Reload reload_;
 };
-
-[[noreturn]] void stop_loading() {
-  LOG(info, "stopped while loading");
-  std::fflush(stdout);
-  _exit(0);
-}
 
 int dry_run(const Config& config, MachineBinding& machine) {
   machine.enter_load();
   Result<std::string> plan = describe_start(config);
   if (!plan) return failure(plan.error());
   fmt::print("{}{}", *plan, as_rows("machine", describe(machine.plan())));
+  const Result<std::optional<Config>> canary = canary_config(config);
+  if (!canary) return failure(canary.error());
+  if (!*canary) return 0;
+  plan = describe_start(**canary);
+  if (!plan) return failure(plan.error());
+  fmt::print("canary: {}", *plan);
   return 0;
 }
 
@@ -272,15 +383,9 @@ int serve(const Config& config, const ServeOptions& options) {
 
   Serving serving(server, *machine, keeper, config, options.reread);
   const TimeNs begin = now_ns();
-  keeper.load(config.model, progress_line(&server));
-  while (keeper.is_loading() && Signals::count() == 0) Signals::wait();
-  // A load cannot be broken off in the middle, and of it nothing has been promised to anyone yet.
-  if (keeper.is_loading()) stop_loading();
-  auto loaded = keeper.take();
-  if (!loaded->ok()) return failure(loaded->error());
-  if (Status begun = serving.begin(std::move(**loaded)); !begun) return failure(begun.error());
-  log_decided(serving.model().engine().info(), config, seconds(now_ns() - begin));
-  print_ready(config, serving.model(), server.port());
+  if (Status begun = serving.begin(); !begun) return failure(begun.error());
+  log_decided(serving.stable().engine().info(), config, seconds(now_ns() - begin));
+  print_ready(config, serving.stable(), server.port());
 
   serving.until_signal();
   serving.drain();

@@ -31,25 +31,31 @@ bool is_part(std::string_view part, std::string_view whole) {
   return false;
 }
 
-}  // namespace
-
-bool names_model(std::string_view name, const ApiCall& call) {
-  const std::string_view path = call.model.path();
+// `id`: in the API.
+bool names(std::string_view name, const ServedModel& model, std::string_view id) {
+  const std::string_view path = model.path();
   std::string_view base = path;
   while (base.ends_with('/')) base.remove_suffix(1);
   if (const size_t slash = base.rfind('/'); slash != std::string_view::npos) base.remove_prefix(slash + 1);
-  return name == path || is_part(name, call.model_name) || is_part(name, call.model.name()) ||
-         is_part(name, base);
+  return name == path || is_part(name, id) || is_part(name, model.name()) || is_part(name, base);
+}
+
+}  // namespace
+
+bool names_model(std::string_view name, const ApiCall& call) {
+  return names(name, call.model, call.model_name);
 }
 
 ApiFailure check_model(const GenerationOptions& options, const ApiCall& call) {
   if (!options.model || options.model->empty() || names_model(*options.model, call)) return std::nullopt;
+  const bool others = call.other != nullptr && names(*options.model, *call.other, call.other_name);
+  if (others && call.pool == Pool::canary) return std::nullopt;
   std::string shown = options.model->substr(0, 128);
   return ApiError{{ErrorCode::kNotFound,
                    "The model '" + shown + "' does not exist here; this server serves '" +
                        std::string(call.model_name) + "'.",
                    "model"},
-                  "model_not_found"};
+                  std::string(others ? kCanaryNamed : "model_not_found")};
 }
 
 ApiFailure check_prompt(const std::vector<int32_t>& ids, const ApiCall& call, std::string_view field) {

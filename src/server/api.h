@@ -37,6 +37,10 @@ struct ApiCall {
   TraceContext trace = {};
   std::shared_ptr<RequestLog> log = nullptr;
   ResponseStore* responses = nullptr;
+  // Of this process's two pools, whose this is; and the model of the other one, null: there is none.
+  Pool pool = Pool::stable;
+  const ServedModel* other = nullptr;
+  std::string other_name = {};
 };
 
 struct PreparedGeneration {
@@ -73,7 +77,9 @@ HttpResponse requests_page(const HttpRequest& request, const RequestLog& log, co
 // X-Sluice-Ignored, where there is something to say.
 HttpHeaders headers_of(const GenerationOptions& options);
 RequestBounds bounds_of(const ApiCall& call);
-// 404 where the client names another model than the one that is served.
+// 404 where the client names another model than the one that is served, with kCanaryNamed where it is the
+// canary's. A canary may be called by the name of the model that it stands for.
+inline constexpr std::string_view kCanaryNamed = "canary_named";
 ApiFailure check_model(const GenerationOptions& options, const ApiCall& call);
 // The id in the API, the file's or folder's name, a part of either (in any case), or the path.
 bool names_model(std::string_view name, const ApiCall& call);

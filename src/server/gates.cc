@@ -92,6 +92,8 @@ Status check_traffic(const TrafficSettings& settings) {
     before = percent;
   }
   if (settings.canary.upstream.empty()) return {};
+  if (settings.canary.is_here())
+    return wrong("upstream", "is one canary, traffic.canary.model or .settings another; give one of them");
   if (Status status = check_upstream_url(settings.canary.upstream); !status.ok())
     return wrong("upstream", status.error().message);
   return {};
@@ -123,9 +125,21 @@ Status Gates::configure(const TrafficSettings& settings) {
     }
   }
   canary_settings_ = settings.canary;
-  canary_->configure(settings.canary);
-  has_canary_.store(upstream_ != nullptr);
+  start_canary_over();
   return {};
+}
+
+void Gates::set_canary(bool present, bool times) {
+  std::lock_guard lock(mutex_);
+  canary_is_here_.store(present);
+  compares_times_ = times;
+  start_canary_over();
+}
+
+void Gates::start_canary_over() {
+  const bool there = upstream_ != nullptr;
+  has_canary_.store(there || canary_is_here_.load());
+  canary_->configure(canary_settings_, has_canary_.load(), there || compares_times_);
 }
 
 TrafficState Gates::state() const {
@@ -165,27 +179,57 @@ std::optional<HttpResponse> Gates::admit(GenerationPlan& plan, int context, Http
     response.own_rate = refused->own_rate;
     return response;
   }
-  if (plan.pooling == Pooling::none) {
-    const auto pass = stable_health_->breaker.enter(now);
-    if (pass == CircuitBreaker::Pass::refused) {
-      plan.permit.end();
-      HttpResponse response = error_response(
-          503, "Too many requests failed here of late; it is tried again soon.", {}, "breaker_open");
-      set_retry_after(response, whole_seconds(stable_health_->breaker.opens_in(now)));
-      return response;
-    }
-    plan.passage = Passage(stable_health_, pass);
-    if (pass == CircuitBreaker::Pass::probe) stable_health_->show();
-  }
-  if (const int most = plan.permit.max_tokens(); most > 0 && plan.pooling == Pooling::none) {
-    const int wanted = plan.options.max_tokens.value_or(plan.default_max_tokens);
-    if (wanted < 0 || wanted > most) {
-      plan.options.max_tokens = most;
-      plan.options.min_tokens = std::min(plan.options.min_tokens, most);
-      exchange.add_header("X-Sluice-Degraded", fmt::format("max_tokens={}", most));
-    }
-  }
+  if (cut(plan))
+    exchange.add_header("X-Sluice-Degraded", fmt::format("max_tokens={}", *plan.options.max_tokens));
   return std::nullopt;
+}
+
+bool Gates::cut(GenerationPlan& plan) {
+  const int most = plan.permit.max_tokens();
+  if (most <= 0 || plan.pooling != Pooling::none) return false;
+  const int wanted = plan.options.max_tokens.value_or(plan.default_max_tokens);
+  if (wanted >= 0 && wanted <= most) return false;
+  plan.options.max_tokens = most;
+  plan.options.min_tokens = std::min(plan.options.min_tokens, most);
+  return true;
+}
+
+std::optional<HttpResponse> Gates::pass(GenerationPlan& plan) {
+  if (plan.pooling != Pooling::none) return std::nullopt;
+  const TimeNs now = now_ns();
+  const auto pass = stable_health_->breaker.enter(now);
+  if (pass == CircuitBreaker::Pass::refused) {
+    plan.permit.end();
+    HttpResponse response = error_response(
+        503, "Too many requests failed here of late; it is tried again soon.", {}, "breaker_open");
+    set_retry_after(response, whole_seconds(stable_health_->breaker.opens_in(now)));
+    return response;
+  }
+  plan.passage = Passage(stable_health_, pass);
+  if (pass == CircuitBreaker::Pass::probe) stable_health_->show();
+  return std::nullopt;
+}
+
+bool Gates::is_canarys(const HttpRequest& request, uint32_t tenant, const std::string& env) const {
+  return canary_->choose(wish_of(request, env), sticky_of(request, tenant, now_ns())) == Pool::canary;
+}
+
+Passage Gates::pass_canary() {
+  const auto pass = canary_health_->breaker.enter(now_ns());
+  canary_health_->show();
+  if (pass == CircuitBreaker::Pass::refused) return {};
+  Passage passage(canary_health_, pass, canary_->enter());
+  return passage.has_place() ? std::move(passage) : Passage();
+}
+
+Passage Gates::enter_canary(const HttpRequest& request, uint32_t tenant, bool wish_always) {
+  if (!canary_is_here_.load(std::memory_order_relaxed)) return {};
+  std::string env;
+  {
+    std::lock_guard lock(mutex_);
+    env = canary_settings_.env;
+  }
+  return wish_always || is_canarys(request, tenant, env) ? pass_canary() : Passage();
 }
 
 bool Gates::send_to_canary(HttpRequest& request, uint32_t tenant, Lane lane,
@@ -199,21 +243,12 @@ bool Gates::send_to_canary(HttpRequest& request, uint32_t tenant, Lane lane,
     upstream = upstream_;
     settings = canary_settings_;
   }
-  const TimeNs now = now_ns();
-  if (upstream == nullptr ||
-      canary_->choose(wish_of(request, settings.env), sticky_of(request, tenant, now)) == Pool::stable)
-    return false;
-  const auto pass = canary_health_->breaker.enter(now);
-  canary_health_->show();
-  if (pass == CircuitBreaker::Pass::refused) return false;
-  ProxiedAnswer::Start start{exchange, {}, Passage(canary_health_, pass), {}, canary_, std::move(fall_back)};
+  if (upstream == nullptr || !is_canarys(request, tenant, settings.env)) return false;
+  ProxiedAnswer::Start start{exchange, {}, pass_canary(), {}, std::move(fall_back)};
+  if (!start.passage) return false;
   const Ask ask{tenant, lane, int(request.body.size() / kBytesPerToken), kExpectedAnswerTokens};
   // Who has no room here gets the refusal from where its tokens are counted.
-  if (!canary_->enter()) return false;
-  if (admission_->admit(ask, now, start.permit)) {
-    canary_->leave();
-    return false;
-  }
+  if (admission_->admit(ask, now_ns(), start.permit)) return false;
   start.request = std::move(request);
   ProxiedAnswer::start(std::move(start), *upstream, settings.timeout_ms);
   return true;

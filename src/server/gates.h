@@ -1,12 +1,13 @@
 // What a request passes on its way to a model, in this order; each may answer in its place.
 //
 //   1. key     identify  is it let in at all (api_keys.h)                                        401
-//   -  pool    choose    the model here, or the canary (traffic/canary.h)
+//   -  pool    enter_canary, send_to_canary: the canary here or elsewhere (traffic/canary.h), else the stable
+//   pool
 //   2. rates   admit     its key's and its lane's requests and tokens of this minute             429
 //   3. load    admit     places among those that wait for their first token (traffic/)           429
-//   4. breaker admit, choose: nobody is asked who keeps failing (traffic/circuit_breaker.h)      503
+//   4. breaker pass, and with the pool: nobody is asked who keeps failing (traffic/circuit_breaker.h) 503
 //   5. engine  Generation::start: the queue's bound, and the lanes behind it (docs/scheduling.md) 429, 503
-//      or another server, for the canary's part of the requests: ProxiedAnswer::start
+//      or, for the canary's part of the requests, its engine, or another server: ProxiedAnswer::start
 //
 // Key and pool are looked at before the body is read; rates and load count tokens, so they come behind reading
 // and tokenizing (a canary's tokens are estimated from the body's length). Any thread.
@@ -54,6 +55,17 @@ class Gates {
   // Puts the permit into the plan, and rate-limit headers on the exchange. The answer in its place, if it is
   // not admitted.
   std::optional<HttpResponse> admit(GenerationPlan& plan, int context, HttpExchange& exchange);
+  // Shortens the answer where the permit says so. True: it did.
+  static bool cut(GenerationPlan& plan);
+  // The stable pool's breaker: puts the passage into the plan, or gives the answer in its place.
+  std::optional<HttpResponse> pass(GenerationPlan& plan);
+
+  // A generation request before its body is read, where there is a canary in this process: true with a passage,
+  // it is the canary's; without, the stable pool's. `wish_always`: whatever its headers say, since it names the
+  // canary's model.
+  Passage enter_canary(const HttpRequest& request, uint32_t tenant, bool wish_always = false);
+  // Of this process. `times`: how long it takes says something beside the stable pool. Starts it over.
+  void set_canary(bool present, bool times);
 
   // A generation request before its body is read. True: the canary's server answers it, by `exchange`; false:
   // the model here does, and `request` is as it was. `fall_back`: answers it here after all.
@@ -68,6 +80,10 @@ class Gates {
   void stop();
 
  private:
+  bool is_canarys(const HttpRequest& request, uint32_t tenant, const std::string& env) const;
+  Passage pass_canary();     // none: it keeps failing, or has as many as it may
+  void start_canary_over();  // needs mutex_
+
   const ApiKeys keys_;
   const std::shared_ptr<Admission> admission_;  // permits hold it too
   const std::shared_ptr<Canary> canary_ = std::make_shared<Canary>();
@@ -76,7 +92,8 @@ class Gates {
   CanarySettings canary_settings_;                  // guarded by mutex_
   std::shared_ptr<Upstream> upstream_;              // null: there is no canary; guarded by mutex_
   std::vector<std::shared_ptr<Upstream>> retired_;  // whose streams go on until stop; guarded by mutex_
-  std::atomic<bool> has_canary_{false};
+  bool compares_times_ = true;                      // guarded by mutex_
+  std::atomic<bool> has_canary_{false}, canary_is_here_{false};
 };
 
 }  // namespace sluice

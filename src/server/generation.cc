@@ -96,6 +96,7 @@ void Generation::start(std::shared_ptr<HttpExchange> exchange, std::shared_ptr<S
     self->account_.drop();
     self->cancel_all();
     if (status.error().code == ErrorCode::kResourceExhausted) meters().rejected.add();
+    if (self->plan_.fall_back) return self->hand_back();
     self->refuse(api_error(status.error()));
     self->plan_.permit.end();
     return;
@@ -229,6 +230,11 @@ Generation::Pumped Generation::pump_choice(Running& running) {
     any = true;
     account_.token(size_t(choice.index()), event,
                    event.id >= 0 ? text_seen(model_->tokenizer(), event.id) : TokenText());
+    broken_ = broken_ || event.logits == LogitsState::nan || event.logits == LogitsState::flat;
+    if (broken_ && plan_.pool == Pool::canary) {
+      fail(failure(FinishReason::failed), "engine");
+      return Pumped::failed;
+    }
     if (first_token_ == 0) plan_.permit.first_token(first_token_ = event.time);
     if (event.finish != FinishReason::none) running.drained = true;
     if (!choice.push(event)) {
@@ -265,6 +271,7 @@ void Generation::open_stream() {
   HttpResponse head;
   head.content_type = "text/event-stream; charset=utf-8";
   head.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
+  add_pool(head);
   exchange_->begin(std::move(head));
 }
 
@@ -291,6 +298,7 @@ void Generation::finish_answer() {
   }
   format_->end_whole(response.body, usage(), running_.size() == 1 ? timings(running_.front()) : Timings());
   account_.answered("completed");
+  add_pool(response);
   about_to_send(response.body.size());
   exchange_->respond(std::move(response));
 }
@@ -298,7 +306,16 @@ void Generation::finish_answer() {
 void Generation::fail(const ApiError& error, const char* reason) {
   over_ = true;
   // An answer that its grammar leads nowhere is its client's doing; so is a deadline.
-  if (error.error.code == ErrorCode::kInternal && plan_.grammar == nullptr) tell_pool(true);
+  const bool ours = error.error.code == ErrorCode::kInternal && plan_.grammar == nullptr;
+  if (ours) tell_pool(true);
+  if (ours && plan_.fall_back && !stream_open_) {
+    meters().failed.add();
+    log_end("handed_back");
+    account_.answered("handed_back");
+    account_.close(now_ns());
+    cancel_all();
+    return hand_back();
+  }
   release();
   cancel_all();
   if (error.error.code == ErrorCode::kDeadlineExceeded)
@@ -316,6 +333,17 @@ void Generation::fail(const ApiError& error, const char* reason) {
   // Behind what other choices said in this round.
   format_->stream_error(exchange_->frames(), error, plan_.request_id);
   exchange_->end(false);
+}
+
+// Nothing has been sent: its client hears nothing of it.
+void Generation::hand_back() {
+  plan_.passage.abandon();
+  exchange_->listen(nullptr);
+  std::exchange(plan_.fall_back, nullptr)(std::move(plan_.permit));
+}
+
+void Generation::add_pool(HttpResponse& response) const {
+  if (plan_.pool == Pool::canary) response.headers.emplace_back("X-Sluice-Pool", pool_name(plan_.pool));
 }
 
 int Generation::respond_error(const ApiError& error) {
@@ -360,7 +388,7 @@ void Generation::tell_pool(bool failed) {
   const int tokens = usage().completion_tokens;
   Outcome outcome;
   outcome.failed = failed;
-  outcome.anomalous = tokens == 0 && plan_.options.max_tokens.value_or(1) > 0;
+  outcome.anomalous = broken_ || (tokens == 0 && plan_.options.max_tokens.value_or(1) > 0);
   outcome.first_token_ms = ms((plan_.options.stream && first_token_ != 0 ? first_token_ : now) - submitted_);
   if (plan_.options.stream && tokens >= kTokensForPace && now > first_token_)
     outcome.tokens_per_second = tokens / seconds(now - first_token_);

@@ -10,6 +10,7 @@
 //   later is told inside the stream, and the connection closes without [DONE].
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -57,6 +58,9 @@ struct GenerationPlan {
   std::shared_ptr<RequestLog> log;  // where its account goes; null: nowhere
   Passage passage;                  // of the gates; tells the breaker how it ended
   Permit permit;                    // of the gates; what holds its place until it has its first token
+  Pool pool = Pool::stable;
+  // Of a canary's: gets the permit back where the engine fails before anything was sent, and sees to an answer.
+  std::function<void(Permit)> fall_back;
 };
 
 struct Usage {
@@ -136,6 +140,8 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
   void open_stream();
   void finish_answer();
   void fail(const ApiError& error, const char* reason);
+  void hand_back();
+  void add_pool(HttpResponse& response) const;
   int respond_error(const ApiError& error);  // the status
   void refuse(const ApiError& error);
   void cancel_all();
@@ -153,6 +159,7 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
   std::vector<Running> running_;
   bool stream_open_ = false;
   bool over_ = false;
+  bool broken_ = false;  // logits that were none have been sampled from
   TimeNs submitted_ = 0;
   TimeNs first_token_ = 0;
   AnswerAccount account_;

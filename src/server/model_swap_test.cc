@@ -99,8 +99,8 @@ TEST(ServedModelsTest, WhatWasOnItsWayToAReplacedEngineIsHeard) {
   ServedModels models;
   auto first = std::make_shared<RungModel>(), second = std::make_shared<RungModel>();
   models.ring();
-  models.set(first);
-  models.set(second);
+  models.set(Pool::stable, first);
+  models.set(Pool::stable, second);
   models.ring();
   EXPECT_EQ(first->engine().rung, 1);
   EXPECT_EQ(second->engine().rung, 1);

@@ -25,11 +25,9 @@ class ProxiedAnswer final : public HttpListener,
     HttpRequest request;
     Passage passage;
     Permit permit;
-    std::shared_ptr<Canary> canary;  // whose place this takes
     std::function<void(HttpRequest)> fall_back;
   };
   static void start(Start start, Upstream& upstream, int timeout_ms);
-  ~ProxiedAnswer() override { start_.canary->leave(); }
 
   void on_wake() override {}
   void on_writable() override { resume(); }

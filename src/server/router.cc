@@ -15,19 +15,6 @@
 
 namespace sluice {
 
-using PageCall = HttpResponse (Router::*)(const HttpRequest&);
-
-// What exists. Paths that end in '/' take one more segment.
-struct Router::Route {
-  std::string_view method, path;
-  std::string_view about;
-  bool open = false;  // needs no key
-  PageCall page = nullptr;
-  TextCall text = nullptr;
-  PrepareCall prepare = nullptr;
-  bool live = false;  // the event stream of LiveFeed
-};
-
 std::span<const Router::Route> Router::routes() {
   static constexpr Route kRoutes[] = {
       {"POST", "/v1/chat/completions", "Chat, as OpenAI's API has it.", false, nullptr, nullptr, prepare_chat},
@@ -217,42 +204,11 @@ void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExcha
     const auto fall_back = [this, found, exchange, caller](HttpRequest back) {
       answer_here(*found, back, exchange, caller);
     };
-    if (gates_.send_to_canary(request, caller.tenant, lane.value_or(Lane::standard), exchange, fall_back))
+    if (gates_.send_to_canary(request, caller.tenant, lane.value_or(Lane::standard), exchange, fall_back) ||
+        answer_by_canary(*found, request, exchange, caller))
       return;
   }
   answer_here(*found, request, exchange, caller);
-}
-
-// A request on its way through parsing, template and tokenizer; on one thread at a time.
-struct Router::TextJob {
-  const Route& route;
-  HttpRequest request;
-  std::shared_ptr<HttpExchange> exchange;
-  std::shared_ptr<ServedModel> model;  // call's
-  ApiCall call;
-  const Caller caller;
-  PreparedGeneration prepared{};
-  ApiFailure failure{};
-  HttpResponse response{};
-};
-
-// By the model of this process.
-void Router::answer_here(const Route& route, HttpRequest& request,
-                         const std::shared_ptr<HttpExchange>& exchange, const Caller& caller) {
-  const std::shared_ptr<ServedModel> model = models_.get();
-  ApiCall call{*model, config_, name_of(model.get()), caller.id};
-  call.created = std::time(nullptr);
-  call.tenant = caller.tenant;
-  call.arrival = {.first_byte = request.began, .last_byte = request.received};
-  call.log = log_;
-  call.route = caller.route;
-  call.trace = caller.trace;
-  call.responses = config_.response_store_bytes > 0 ? &responses_ : nullptr;
-  if (ApiFailure failure = read_headers(request, call))
-    return respond(exchange, error_response(*failure), caller);
-  auto job =
-      std::make_shared<TextJob>(TextJob{route, std::move(request), exchange, model, std::move(call), caller});
-  run_model_route(job);
 }
 
 // The answer says which trace it belongs to, and which span of it this server is.
@@ -297,130 +253,12 @@ void Router::answer_unrouted(const HttpRequest& request, const std::string& allo
   respond(exchange, std::move(response), caller);
 }
 
-// What headers say of a request beside its body: how long it may take, and its lane.
-ApiFailure Router::read_headers(const HttpRequest& request, ApiCall& call) const {
-  const auto wrong = [](std::string field, std::string message) {
-    return ApiError{{ErrorCode::kInvalidArgument, std::move(message), std::move(field)}, ""};
-  };
-  int limit_ms = config_.request_timeout_ms;
-  if (const std::string_view timeout = request.header("x-request-timeout-ms"); !timeout.empty()) {
-    int asked_ms = 0;
-    const auto parsed = std::from_chars(timeout.data(), timeout.data() + timeout.size(), asked_ms);
-    const bool whole = parsed.ec == std::errc() && parsed.ptr == timeout.data() + timeout.size();
-    if (!whole || asked_ms < 1 || asked_ms > limits::kRequestTimeoutMaxMs) {
-      return wrong("x-request-timeout-ms",
-                   fmt::format("x-request-timeout-ms must be 1 to {}.", limits::kRequestTimeoutMaxMs));
-    }
-    limit_ms = limit_ms > 0 ? std::min(limit_ms, asked_ms) : asked_ms;
-  }
-  if (limit_ms > 0) call.deadline = request.began + TimeNs(limit_ms) * 1'000'000;
-  if (const std::string_view priority = request.header("x-priority"); !priority.empty()) {
-    const auto lane = lane_named(priority);
-    if (!lane) return wrong("x-priority", fmt::format("x-priority must be one of {}.", kLaneNames));
-    call.lane = *lane;
-  }
-  return std::nullopt;
-}
-
 HttpResponse Router::not_ready() const {
   if (draining_.load(std::memory_order_relaxed)) return error_response(503, "The server is shutting down.");
   std::lock_guard lock(loading_mutex_);
   return error_response(
       503, fmt::format("The model is still loading ({}, {:.0f} %).", loading_phase_, 100 * loading_fraction_),
       {}, "model_loading");
-}
-
-void Router::run_model_route(const std::shared_ptr<TextJob>& job) {
-  const bool inline_work = job->request.body.size() <= limits::kInlineBodyBytes;
-  if (inline_work) {
-    run_job(job);
-    finish_prepared(job);
-    return;
-  }
-  const bool taken = pool_.submit([this, job] {
-    if (job->exchange->gone()) return;
-    run_job(job);
-    job->exchange->post([this, job] { finish_prepared(job); });
-  });
-  if (!taken) respond(job->exchange, error_response(429, "Too many long requests are waiting."), job->caller);
-}
-
-// Any thread.
-void Router::run_job(const std::shared_ptr<TextJob>& job) {
-  try {
-    job->call.arrival.prepared_from = now_ns();
-    if (job->route.prepare != nullptr)
-      job->failure = job->route.prepare(job->request.body, job->call, job->prepared);
-    else
-      job->response = job->route.text(job->request.body, job->call);
-  } catch (const std::exception& e) {
-    const LogScope about(log_ids(job->call.trace, job->call.request_id));
-    LOG(error, "request {}: {}", job->call.request_id, e.what());
-    job->failure = ApiError{{ErrorCode::kInternal, "Internal error.", ""}, ""};
-  }
-  std::string().swap(job->request.body);
-}
-
-// What the request's answer is held to, if it is compiled already. True: it has to be, which may take seconds.
-bool Router::wants_compile(TextJob& job) const {
-  GenerationPlan& plan = job.prepared.plan;
-  if (job.failure || !plan.options.grammar) return false;
-  if (Status status = check_grammar_members(plan.options); !status.ok()) {
-    job.failure = api_error(status.error());
-    return false;
-  }
-  plan.grammar = job.call.model.grammars().find(*plan.options.grammar);
-  return plan.grammar == nullptr;
-}
-
-// Grammar pool.
-void Router::compile_grammar(TextJob& job) {
-  try {
-    GenerationPlan& plan = job.prepared.plan;
-    auto compiled = job.call.model.grammars().compile(*plan.options.grammar);
-    if (compiled.ok()) {
-      plan.grammar = *compiled;
-    } else {
-      // The client's doing, whichever limit it is: 400.
-      job.failure =
-          api_error({ErrorCode::kInvalidArgument, compiled.error().message, plan.options.grammar_field});
-    }
-  } catch (const std::exception& e) {
-    const LogScope about(log_ids(job.call.trace, job.call.request_id));
-    LOG(error, "request {}: {}", job.call.request_id, e.what());
-    job.failure = ApiError{{ErrorCode::kInternal, "Internal error.", ""}, ""};
-  }
-}
-
-// The connection's thread.
-void Router::finish_prepared(const std::shared_ptr<TextJob>& job) {
-  if (!wants_compile(*job)) return finish_job(job);
-  const bool taken = grammar_pool_.submit([this, job] {
-    if (job->exchange->gone()) return;
-    compile_grammar(*job);
-    job->exchange->post([this, job] { finish_job(job); });
-  });
-  if (!taken)
-    respond(job->exchange, error_response(429, "Too many grammars are waiting to be compiled."), job->caller);
-}
-
-// The connection's thread.
-void Router::finish_job(const std::shared_ptr<TextJob>& job) {
-  try {
-    if (job->failure) return respond(job->exchange, error_response(*job->failure), job->caller);
-    if (job->route.prepare == nullptr) return respond(job->exchange, std::move(job->response), job->caller);
-    const int context = job->call.model.engine().info().context;
-    if (auto refused = gates_.admit(job->prepared.plan, context, *job->exchange))
-      return respond(job->exchange, *std::move(refused), job->caller);
-    for (const auto& [name, value] : headers_of(job->prepared.plan.options))
-      job->exchange->add_header(name, value);
-    Generation::start(job->exchange, job->model, std::move(job->prepared.plan),
-                      std::move(job->prepared.format));
-  } catch (const std::exception& e) {
-    const LogScope about(log_ids(job->call.trace, job->call.request_id));
-    LOG(error, "request {}: {}", job->call.request_id, e.what());
-    respond(job->exchange, error_response(500, "Internal error."), job->caller);
-  }
 }
 
 void Router::set_loading(const std::string& phase, double fraction) {
@@ -431,7 +269,29 @@ void Router::set_loading(const std::string& phase, double fraction) {
 
 void Router::serve_model(std::shared_ptr<ServedModel> model, LiveSources sources) {
   live_.serve(model, name_of(model.get()), std::move(sources));
-  models_.set(std::move(model));
+  models_.set(Pool::stable, std::move(model));
+  tell_gates();
+}
+
+void Router::serve_canary(std::shared_ptr<ServedModel> model) {
+  models_.set(Pool::canary, std::move(model));
+  tell_gates();
+}
+
+// With another model in either pool the comparison starts over. How long answers take is compared where both
+// compute on the same.
+void Router::tell_gates() {
+  const auto stable = models_.get(), canary = models_.get(Pool::canary);
+  bool times = true;
+  if (canary != nullptr) {
+    const DeviceInfo &ours = stable->engine().info().device, &its = canary->engine().info().device;
+    times = ours.name == its.name && ours.threads == its.threads;
+    if (!times)
+      LOG(info,
+          "canary: errors and odd answers are compared, times are not: it has {} threads of {}, not {} of {}",
+          its.threads, its.name, ours.threads, ours.name);
+  }
+  gates_.set_canary(canary != nullptr, times);
 }
 
 void Router::set_draining() {
@@ -442,6 +302,12 @@ void Router::set_draining() {
 std::string Router::name_of(const ServedModel* model) const {
   if (!config_.model_name.empty()) return config_.model_name;
   return model != nullptr ? model->name() : std::string();
+}
+
+// The same model with other settings goes by the same name.
+std::string Router::canary_name(const ServedModel& canary) const {
+  const auto stable = models_.get();
+  return stable != nullptr && stable->path() == canary.path() ? name_of(stable.get()) : canary.name();
 }
 
 HttpResponse Router::get_routes(const HttpRequest&) {

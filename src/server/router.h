@@ -33,6 +33,7 @@ class Router final : public HttpHandler {
   // Any thread.
   void set_loading(const std::string& phase, double fraction);
   void serve_model(std::shared_ptr<ServedModel> model, LiveSources sources);
+  void serve_canary(std::shared_ptr<ServedModel> model);
   void set_draining();
   Status set_traffic(const TrafficSettings& settings) { return gates_.configure(settings); }
   // Of all answers: nothing is finished after it.
@@ -45,7 +46,17 @@ class Router final : public HttpHandler {
   }
 
  private:
-  struct Route;
+  using PageCall = HttpResponse (Router::*)(const HttpRequest&);
+  // What exists. Paths that end in '/' take one more segment.
+  struct Route {
+    std::string_view method, path;
+    std::string_view about;
+    bool open = false;  // needs no key
+    PageCall page = nullptr;
+    TextCall text = nullptr;
+    PrepareCall prepare = nullptr;
+    bool live = false;  // the event stream of LiveFeed
+  };
   struct TextJob;
   // Who asks, as far as answering needs it.
   struct Caller {
@@ -61,6 +72,14 @@ class Router final : public HttpHandler {
 
   void answer_here(const Route& route, HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange,
                    const Caller& caller);
+  bool answer_by_canary(const Route& route, HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange,
+                        const Caller& caller);
+  std::shared_ptr<TextJob> job_of(const Route& route, HttpRequest& request,
+                                  const std::shared_ptr<HttpExchange>& exchange, const Caller& caller,
+                                  Pool pool);
+  void go_to_named_canary(const std::shared_ptr<TextJob>& job);
+  void fall_back(const std::shared_ptr<TextJob>& job);
+  void tell_gates();
   void route_request(HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange, Caller& caller);
   void answer_unrouted(const HttpRequest& request, const std::string& allow,
                        const std::shared_ptr<HttpExchange>& exchange, const Caller& caller);
@@ -75,6 +94,8 @@ class Router final : public HttpHandler {
   void compile_grammar(TextJob& job);
   void finish_prepared(const std::shared_ptr<TextJob>& job);
   void finish_job(const std::shared_ptr<TextJob>& job);
+  void finish_failed(const std::shared_ptr<TextJob>& job);
+  std::optional<HttpResponse> pass_gates(const std::shared_ptr<TextJob>& job);
 
   HttpResponse get_root(const HttpRequest& request);
   HttpResponse get_page_file(const HttpRequest& request);
@@ -91,6 +112,7 @@ class Router final : public HttpHandler {
   HttpResponse delete_response(const HttpRequest& request);
 
   std::string name_of(const ServedModel* model) const;
+  std::string canary_name(const ServedModel& canary) const;
   std::string model_name() const { return name_of(models_.get().get()); }
 
   const ServerConfig config_;

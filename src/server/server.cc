@@ -28,6 +28,7 @@ class ServerImpl final : public Server {
   void serve_model(std::shared_ptr<ServedModel> model, LiveSources sources) override {
     router_.serve_model(std::move(model), std::move(sources));
   }
+  void serve_canary(std::shared_ptr<ServedModel> model) override { router_.serve_canary(std::move(model)); }
   Status set_traffic(const TrafficSettings& settings) override { return router_.set_traffic(settings); }
 
   void drain(TimeNs deadline) override {

@@ -66,6 +66,9 @@ class Server {
   // begun go on with it, and it is freed after the last of them. `sources`: for the live numbers and the
   // diagnosis.
   virtual void serve_model(std::shared_ptr<ServedModel> model, LiveSources sources) = 0;
+  // A second model, which gets what `traffic.canary` says; null: there is none any more. After serve_model;
+  // again: as there.
+  virtual void serve_canary(std::shared_ptr<ServedModel> model) = 0;
   // From the next request on. Errors: settings that make no sense; then nothing changes.
   virtual Status set_traffic(const TrafficSettings& settings) = 0;
   // /ready goes 503, streams finish until `deadline`, connections close, threads join.

@@ -28,9 +28,10 @@ constexpr double kTauOfShares = 0.05, kTauOfLogs = 0.26;
 // Its series are there from the first scrape on.
 Canary::Canary() { meters(); }
 
-void Canary::configure(const CanarySettings& settings) {
+void Canary::configure(const CanarySettings& settings, bool present, bool times) {
   std::lock_guard lock(mutex_);
   settings_ = settings;
+  times_ = times;
   steps_.clear();
   for (const std::string& step : settings.steps) steps_.push_back(std::stod(step));
   step_ = 0;
@@ -39,7 +40,7 @@ void Canary::configure(const CanarySettings& settings) {
   verdict_ = "";
   rolled_back_.store(false);
   most_in_flight_.store(settings.max_in_flight);
-  percent_.store(steps_.empty() || settings.upstream.empty() ? 0 : steps_[0]);
+  percent_.store(steps_.empty() || !present ? 0 : steps_[0]);
   meters().percent.set(percent_.load());
 }
 
@@ -90,6 +91,7 @@ const char* Canary::worse_in() const {
   const WorseThan shares{settings_.more_errors, kTauOfShares, alpha}, times{slower, kTauOfLogs, alpha};
   if (is_above(stable_.failed, canary_.failed, shares)) return "errors";
   if (is_above(stable_.anomalous, canary_.anomalous, shares)) return "anomalies";
+  if (!times_) return nullptr;
   if (is_above(stable_.log_first_token, canary_.log_first_token, times)) return "time to first token";
   if (is_above(stable_.log_pace, canary_.log_pace, times)) return "tokens a second";
   return nullptr;

@@ -33,8 +33,9 @@ class Canary {
   enum class Wish : uint8_t { by_weight, canary, never, always };
 
   Canary();
-  // Starts over at the first step.
-  void configure(const CanarySettings& settings);
+  // Starts over at the first step. `present`: there is one to ask. `times`: how long answers take is compared
+  // too.
+  void configure(const CanarySettings& settings, bool present = true, bool times = true);
   // `sticky`: a hash; equal ones go the same way while the share does not shrink.
   Pool choose(Wish wish, uint64_t sticky) const;
   // Each true needs a `leave`. False: it has as many as it may.
@@ -60,6 +61,7 @@ class Canary {
   mutable std::mutex mutex_;
   CanarySettings settings_;    // guarded by mutex_
   std::vector<double> steps_;  // percent; guarded by mutex_
+  bool times_ = true;          // guarded by mutex_
   size_t step_ = 0;            // guarded by mutex_
   int answered_ = 0;           // by the canary in this step; guarded by mutex_
   Seen stable_, canary_;       // guarded by mutex_

@@ -47,6 +47,7 @@ Passage& Passage::operator=(Passage&& other) noexcept {
   abandon();
   health_ = std::move(other.health_);
   pass_ = other.pass_;
+  has_place_ = other.has_place_;
   return *this;
 }
 
@@ -64,11 +65,17 @@ void Passage::ended(const Outcome& outcome, TimeNs now) {
     LOG(warn, "circuit breaker of {}: open, too many requests failed", pool_name(health_->pool));
   }
   health_->show();
-  health_.reset();
+  leave();
 }
 
 void Passage::abandon() {
-  if (health_ != nullptr) health_->breaker.abandoned(pass_);
+  if (health_ == nullptr) return;
+  health_->breaker.abandoned(pass_);
+  leave();
+}
+
+void Passage::leave() {
+  if (has_place_) health_->canary->leave();
   health_.reset();
 }
 

@@ -40,9 +40,11 @@ struct DegradeSettings {
   bool operator==(const DegradeSettings&) const = default;
 };
 
-// Another server that gets a part of the requests (canary.h).
+// Another server, or another model of this process, that gets a part of the requests (canary.h).
 struct CanarySettings {
-  std::string upstream;                               // http://HOST:PORT; empty: there is none
+  std::string upstream;               // http://HOST:PORT; empty: none
+  std::string model;                  // of this process: its path; empty: none, or the one that is served
+  std::vector<std::string> settings;  // KEY=VALUE of that model, over those of the one that is served
   std::vector<std::string> steps = {"1", "5", "25"};  // percent of the requests, one step after the other
   int step_requests = 200;                            // that the canary answers before the next
   int max_in_flight = 8;                              // above it the stable pool takes them
@@ -51,6 +53,7 @@ struct CanarySettings {
   double alpha = 0.01;                                // rollbacks of a canary that is not worse
   double more_errors = 0.01, slower = 1.2;            // what is no worse: share, factor
 
+  bool is_here() const { return !model.empty() || !settings.empty(); }
   bool operator==(const CanarySettings&) const = default;
 };
 
