@@ -65,7 +65,9 @@ const Key kKeys[] = {
     {"engine.fusion", "engine", "", SLOT(model.engine.fusion), 0, 0, "",
      "q, k and v are one matrix product, gate and up are one, and what is added to the residual is added by "
      "the "
-     "norm behind it (the default); without, each is an op of its own, to measure what that is worth."},
+     "norm behind it (the default); without, each is an op of its own, to measure what that is worth. Experts, "
+     "matrices that a file has as one (Phi-3) and an addition behind a "
+     "norm of its own (Gemma) stay as they are."},
     {"engine.graphs", "engine", "", SLOT(model.engine.graphs), 0, 0, "",
      "On a card, record the steps of decoding at start and replay them (the default); without, each step is "
      "launched op by op. No effect on a CPU."},

@@ -7,10 +7,14 @@
 #include <string>
 #include <string_view>
 
+#include "observe/otlp_endpoint.h"
+
 namespace sluice::cli {
 namespace {
 
 using Read = const char* (*)(const char*);
+
+constexpr int kMostMs = 3'600'000;  // as of the keys of sluice.yaml
 
 Error wrong(const char* name, const std::string& message) {
   return {ErrorCode::kInvalidArgument, std::string(name) + ": " + message};
@@ -23,13 +27,13 @@ std::optional<std::string> value_of(Read read, const char* name) {
   return value;
 }
 
-Status take_number(Read read, const char* name, int least, int& out) {
+Status take_number(Read read, const char* name, int most, int& out) {
   const auto text = value_of(read, name);
   if (!text) return {};
   int value = 0;
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
-  if (error != std::errc() || end != text->data() + text->size() || value < least)
-    return wrong(name, "expected an integer of at least " + std::to_string(least) + ", got '" + *text + "'");
+  if (error != std::errc() || end != text->data() + text->size() || value < 1 || value > most)
+    return wrong(name, "expected an integer from 1 to " + std::to_string(most) + ", got '" + *text + "'");
   out = value;
   return {};
 }
@@ -63,22 +67,16 @@ void take_pairs(Read read, const char* name, std::vector<std::string>& out) {
   }
 }
 
-// Of the two, the one for traces counts.
-Status take_protocol(TracingSettings& tracing, Read read) {
-  for (const char* name : {"OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"}) {
-    const auto protocol = value_of(read, name);
-    if (!protocol) continue;
-    if (*protocol != "http/protobuf" && *protocol != "grpc")
-      return wrong(name, "http/protobuf and grpc are spoken; got '" + *protocol + "'");
-    tracing.protocol = *protocol;
-  }
-  return {};
+// Of the two, the one for traces counts. What is not spoken is refused by the tracer, if there is an endpoint.
+void take_protocol(TracingSettings& tracing, Read read) {
+  for (const char* name : {"OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"})
+    if (const auto protocol = value_of(read, name)) tracing.protocol = *protocol;
 }
 
 void take_endpoint(TracingSettings& tracing, Read read) {
   if (auto base = value_of(read, "OTEL_EXPORTER_OTLP_ENDPOINT")) {
     while (base->ends_with('/')) base->pop_back();
-    tracing.endpoint = *base + (tracing.protocol == "grpc" ? "" : "/v1/traces");
+    tracing.endpoint = *base + kTracesPath;
   }
   if (auto own = value_of(read, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")) tracing.endpoint = *own;
   const auto exporter = value_of(read, "OTEL_TRACES_EXPORTER");
@@ -115,19 +113,20 @@ Status take_sampler(TracingSettings& tracing, Read read) {
 }  // namespace
 
 Status take_otel_environment(TracingSettings& tracing, Read read) {
-  Status protocol = take_protocol(tracing, read);
+  take_protocol(tracing, read);
   take_endpoint(tracing, read);
-  if (!protocol && !tracing.endpoint.empty()) return protocol;
   if (auto name = value_of(read, "OTEL_SERVICE_NAME")) tracing.service_name = *name;
   take_pairs(read, "OTEL_RESOURCE_ATTRIBUTES", tracing.resource_attributes);
   take_pairs(read, "OTEL_EXPORTER_OTLP_HEADERS", tracing.headers);
   take_pairs(read, "OTEL_EXPORTER_OTLP_TRACES_HEADERS", tracing.headers);
   if (Status status = take_sampler(tracing, read); !status) return status;
-  if (Status status = take_number(read, "OTEL_EXPORTER_OTLP_TIMEOUT", 1, tracing.export_timeout_ms); !status)
+  if (Status status = take_number(read, "OTEL_EXPORTER_OTLP_TIMEOUT", kMostMs, tracing.export_timeout_ms);
+      !status)
     return status;
-  if (Status status = take_number(read, "OTEL_BSP_SCHEDULE_DELAY", 1, tracing.export_interval_ms); !status)
+  if (Status status = take_number(read, "OTEL_BSP_SCHEDULE_DELAY", kMostMs, tracing.export_interval_ms);
+      !status)
     return status;
-  return take_number(read, "OTEL_BSP_MAX_QUEUE_SIZE", 1, tracing.queue_requests);
+  return take_number(read, "OTEL_BSP_MAX_QUEUE_SIZE", 1 << 20, tracing.queue_requests);
 }
 
 }  // namespace sluice::cli

@@ -7,11 +7,10 @@
 
 namespace sluice::cli {
 
-// `read` is std::getenv, or a test's. Known: OTEL_EXPORTER_OTLP_ENDPOINT (by HTTP /v1/traces is added to its path),
-// …_TRACES_ENDPOINT, …_PROTOCOL, …_HEADERS, …_TIMEOUT, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
+// `read` is std::getenv, or a test's. Known: OTEL_EXPORTER_OTLP_ENDPOINT (by HTTP /v1/traces is added to its
+// path), …_TRACES_ENDPOINT, …_PROTOCOL, …_HEADERS, …_TIMEOUT, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
 // OTEL_TRACES_SAMPLER and _ARG, OTEL_TRACES_EXPORTER, OTEL_SDK_DISABLED, OTEL_BSP_SCHEDULE_DELAY and
-// _MAX_QUEUE_SIZE. Errors name the variable: a protocol other than http/protobuf and grpc while an endpoint is
-// set, a value out of range.
+// _MAX_QUEUE_SIZE. Errors name the variable: a value out of range.
 Status take_otel_environment(TracingSettings& tracing, const char* (*read)(const char* name));
 
 }  // namespace sluice::cli

@@ -54,7 +54,8 @@ using LoadProgress = std::function<void(size_t done, size_t total)>;
 
 // Errors name the file and the tensor: missing, wrong shape, unknown type. `fused`: q, k and v are one product,
 // gate and up are one, and the addition to the residual is the norm's behind it. Without, each is an op of its
-// own, which is slower: for measuring what that is worth.
+// own, which is slower: for measuring what that is worth. Experts, matrices that a file has as one, and an
+// addition behind a norm of its own stay as they are.
 Result<Weights> load_weights(const Checkpoint& checkpoint, const ModelSpec& spec, Backend& backend,
                              const LoadProgress& progress, bool fused = true);
 

@@ -35,10 +35,11 @@ Result<OtlpUrl> parse_otlp_url(const std::string& url, OtlpProtocol protocol) {
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   if (host.empty()) return wrong(url, "there is no host");
   const bool bare = path.empty() || path == "/";
-  if (grpc && !bare) return wrong(url, "gRPC has no path; is this the collector's HTTP port?");
+  if (grpc && !bare && path != kTracesPath)
+    return wrong(url, "gRPC has no path; is this the collector's HTTP port?");
   return OtlpUrl{
       host, port.empty() ? (grpc ? "4317" : "4318") : port,
-      grpc ? "/opentelemetry.proto.collector.trace.v1.TraceService/Export" : (bare ? "/v1/traces" : path)};
+      grpc ? "/opentelemetry.proto.collector.trace.v1.TraceService/Export" : (bare ? kTracesPath : path)};
 }
 
 std::vector<std::pair<std::string, std::string>> otlp_headers(const TracingSettings& settings) {

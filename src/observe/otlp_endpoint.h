@@ -11,6 +11,8 @@
 
 namespace sluice {
 
+inline constexpr const char* kTracesPath = "/v1/traces";
+
 enum class OtlpProtocol : uint8_t { http_protobuf, grpc };
 
 struct OtlpUrl {
@@ -21,7 +23,8 @@ struct OtlpUrl {
 };
 
 // http://HOST[:PORT][/PATH]. By HTTP the port is 4318 where none is given, the path /v1/traces; by gRPC the
-// port is 4317, and there is no path. Errors say what is wrong; https is one, since a collector on the way to
+// port is 4317, and there is no path but kTracesPath, which is not used: OTEL_EXPORTER_OTLP_ENDPOINT has it
+// added before the protocol is known. Errors say what is wrong; https is one, since a collector on the way to
 // anywhere else runs beside the server.
 Result<OtlpUrl> parse_otlp_url(const std::string& url, OtlpProtocol protocol);
 

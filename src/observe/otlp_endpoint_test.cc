@@ -32,7 +32,8 @@ TEST(OtlpUrl, GrpcHasAPortOfItsOwnAndNoPath) {
   ASSERT_TRUE(parsed.ok());
   EXPECT_EQ(parsed->authority(), "[::1]:4317");
   EXPECT_EQ(parsed->path, "/opentelemetry.proto.collector.trace.v1.TraceService/Export");
-  auto refused = parse_otlp_url("http://collector:4318/v1/traces", OtlpProtocol::grpc);
+  EXPECT_EQ(parse_otlp_url("http://collector/v1/traces", OtlpProtocol::grpc)->authority(), "collector:4317");
+  auto refused = parse_otlp_url("http://collector:4318/otlp/v1/traces", OtlpProtocol::grpc);
   ASSERT_FALSE(refused.ok());
   EXPECT_NE(refused.error().message.find("gRPC has no path"), std::string::npos);
 }

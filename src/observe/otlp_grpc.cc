@@ -4,12 +4,7 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
 #include <charconv>
 #include <cstring>
 #include <optional>
@@ -17,15 +12,12 @@
 #include <vector>
 
 #include "base/check.h"
-#include "observe/otlp_endpoint.h"
+#include "observe/otlp_connection.h"
 
 namespace sluice {
 namespace {
 
 namespace asio = boost::asio;
-namespace beast = boost::beast;
-using Tcp = asio::ip::tcp;
-using ErrorCodeOf = boost::system::error_code;
 using Headers = std::vector<std::pair<std::string, std::string>>;
 
 std::string_view text_of(const uint8_t* data, size_t size) {
@@ -42,7 +34,7 @@ int number_of(std::string_view text) {
 struct Call {
   std::string_view unsent;
   int http_status = 0, grpc_status = -1;
-  std::string grpc_message;
+  std::string grpc_message{};
   bool closed = false;
   uint32_t error = 0;  // of RST_STREAM
 };
@@ -128,16 +120,9 @@ class Session {
   Call* call_ = nullptr;
 };
 
-struct Connection {
-  explicit Connection(asio::io_context& context) : stream(context) {}
-  beast::tcp_stream stream;
-  Session session;
-};
-
-class GrpcSink final : public TraceSink {
+class GrpcSink final : public OtlpConnection {
  public:
-  GrpcSink(const OtlpUrl& url, const TracingSettings& settings)
-      : url_(url), timeout_(std::max(1, settings.export_timeout_ms)) {
+  GrpcSink(const OtlpUrl& url, const TracingSettings& settings) : OtlpConnection(url, settings) {
     headers_ = {{":method", "POST"},
                 {":scheme", "http"},
                 {":authority", url_.authority()},
@@ -152,94 +137,52 @@ class GrpcSink final : public TraceSink {
     }
   }
 
-  Answer post(const std::string& body) override {
-    const bool kept = connection_.has_value();
-    Answer answer = call(body);
-    // A connection that was kept may have been closed by the other side since.
-    if (answer.outcome == Outcome::unreachable && kept) answer = call(body);
-    return answer;
-  }
-
-  void abort() override {
-    aborted_.store(true);
-    asio::post(context_, [this] {
-      if (connection_) connection_->stream.close();
-    });
-  }
-
  private:
-  Answer call(const std::string& body) {
-    if (aborted_.load()) return {Outcome::unreachable, "the server stops"};
+  Answer exchange(const std::string& body, bool fresh, ErrorCodeOf& error) override {
+    if (fresh) session_.emplace();
     // A message is a flag (1 byte, not compressed), its length (4, big endian), its bytes.
     const auto size = uint32_t(body.size());
     std::string message = {0, char(size >> 24), char(size >> 16), char(size >> 8), char(size)};
     message += body;
     Call call{.unsent = message};
-    ErrorCodeOf error;
-    if (!connection_) error = connect();
-    if (!error) {
-      connection_->stream.expires_after(timeout_);
-      error = exchange(call);
-    }
-    if (error) {
-      connection_.reset();
-      return {Outcome::unreachable, error == beast::error::timeout ? "no answer in time" : error.message()};
-    }
-    connection_->session.end();
-    if (call.http_status == 0) {
-      connection_.reset();
+    error = make(call);
+    session_->end();
+    if (error) return {};
+    // Reset by the other side, whatever it had said of the call before: an end that may pass.
+    if (call.error != 0 && call.grpc_status < 0) {
+      close();
       return {Outcome::unreachable, "it ended the call with HTTP/2 error " + std::to_string(call.error)};
     }
     return judge_grpc(call.http_status, call.grpc_status, call.grpc_message);
   }
 
   // Until the call is closed: what the session wants sent is sent, then what comes is given to it.
-  ErrorCodeOf exchange(Call& call) {
-    Session& session = connection_->session;
-    if (!session.begin(&call, headers_)) return asio::error::connection_aborted;
+  ErrorCodeOf make(Call& call) {
+    if (!session_->begin(&call, headers_)) return asio::error::connection_aborted;
     ErrorCodeOf error;
     std::array<char, 16 << 10> buffer;
     while (!call.closed && !error) {
-      for (auto bytes = session.to_send(); !bytes.empty() && !error; bytes = session.to_send())
-        run([&](auto done) { asio::async_write(connection_->stream, asio::buffer(bytes), done); }, error);
+      for (auto bytes = session_->to_send(); !bytes.empty() && !error; bytes = session_->to_send())
+        moved([&](auto done) { asio::async_write(*stream_, asio::buffer(bytes), done); }, error);
       size_t came = 0;
-      if (!error)
-        came = run([&](auto done) { connection_->stream.async_read_some(asio::buffer(buffer), done); }, error);
-      if (!error && !session.take({buffer.data(), came}) && !call.closed)
+      if (!error) came = moved([&](auto done) { stream_->async_read_some(asio::buffer(buffer), done); }, error);
+      if (!error && !session_->take({buffer.data(), came}) && !call.closed)
         error = asio::error::no_protocol_option;
     }
     return error;
   }
 
-  ErrorCodeOf connect() {
-    ErrorCodeOf error;
-    Tcp::resolver resolver(context_);
-    const auto found = resolver.resolve(url_.host, url_.port, error);
-    if (error) return error;
-    connection_.emplace(context_);
-    connection_->stream.expires_after(timeout_);
-    connection_->stream.async_connect(found, [&](ErrorCodeOf ec, const Tcp::endpoint&) { error = ec; });
-    context_.restart();
-    context_.run();
-    return error;
-  }
-
   // Begins an operation on the stream and waits for its end; the bytes it moved.
   template <class Begin>
-  size_t run(Begin begin, ErrorCodeOf& error) {
-    size_t moved = 0;
-    begin([&](ErrorCodeOf ec, size_t n) { error = ec, moved = n; });
-    context_.restart();
-    context_.run();
-    return moved;
+  size_t moved(Begin begin, ErrorCodeOf& error) {
+    size_t bytes = 0;
+    begin([&](ErrorCodeOf ec, size_t n) { error = ec, bytes = n; });
+    run();
+    return bytes;
   }
 
-  const OtlpUrl url_;
-  const std::chrono::milliseconds timeout_;
   Headers headers_;
-  asio::io_context context_{1};
-  std::optional<Connection> connection_;
-  std::atomic<bool> aborted_{false};
+  std::optional<Session> session_;  // of stream_
 };
 
 }  // namespace

@@ -1,58 +1,27 @@
 #include "observe/otlp_http.h"
 
-#include <algorithm>
-#include <atomic>
-#include <boost/asio/connect.hpp>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/post.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
-#include <optional>
 #include <utility>
 #include <vector>
 
-#include "observe/otlp_endpoint.h"
+#include "observe/otlp_connection.h"
 
 namespace sluice {
 namespace {
 
-namespace asio = boost::asio;
 namespace beast = boost::beast;
 namespace http = beast::http;
-using Tcp = asio::ip::tcp;
-using ErrorCodeOf = boost::system::error_code;
 
 constexpr size_t kAnswerBytes = 64 << 10;  // of a collector's answer; a longer one counts as no answer
 
-class HttpSink final : public TraceSink {
+class HttpSink final : public OtlpConnection {
  public:
   HttpSink(OtlpUrl url, const TracingSettings& settings)
-      : url_(std::move(url)),
-        timeout_(std::max(1, settings.export_timeout_ms)),
-        headers_(otlp_headers(settings)) {}
-
-  Answer post(const std::string& body) override {
-    const bool kept = stream_.has_value();
-    Answer answer = exchange(body);
-    // A connection that was kept may have been closed by the other side since.
-    if (answer.outcome == Outcome::unreachable && kept) answer = exchange(body);
-    return answer;
-  }
-
-  void abort() override {
-    aborted_.store(true);
-    asio::post(context_, [this] {
-      if (stream_) stream_->close();
-    });
-  }
+      : OtlpConnection(std::move(url), settings), headers_(otlp_headers(settings)) {}
 
  private:
-  Answer exchange(const std::string& body) {
-    if (aborted_.load()) return {Outcome::unreachable, "the server stops"};
-    ErrorCodeOf error;
-    if (!stream_) error = connect();
+  Answer exchange(const std::string& body, bool, ErrorCodeOf& error) override {
     http::request<http::string_body> request{http::verb::post, url_.path, 11};
     request.set(http::field::host, url_.authority());
     request.set(http::field::user_agent, "sluice");
@@ -63,19 +32,13 @@ class HttpSink final : public TraceSink {
     beast::flat_buffer buffer;
     http::response_parser<http::string_body> response;
     response.body_limit(kAnswerBytes);
-    if (!error) {
-      stream_->expires_after(timeout_);
-      http::async_write(*stream_, request, [&](ErrorCodeOf ec, size_t) {
-        if ((error = ec)) return;
-        http::async_read(*stream_, buffer, response, [&](ErrorCodeOf e, size_t) { error = e; });
-      });
-      run();
-    }
-    if (error) {
-      stream_.reset();
-      return {Outcome::unreachable, error == beast::error::timeout ? "no answer in time" : error.message()};
-    }
-    if (!response.get().keep_alive()) stream_.reset();
+    http::async_write(*stream_, request, [&](ErrorCodeOf ec, size_t) {
+      if ((error = ec)) return;
+      http::async_read(*stream_, buffer, response, [&](ErrorCodeOf e, size_t) { error = e; });
+    });
+    run();
+    if (error) return {};
+    if (!response.get().keep_alive()) close();
     return judge(response.get().result_int());
   }
 
@@ -85,29 +48,7 @@ class HttpSink final : public TraceSink {
     return {busy ? Outcome::busy : Outcome::refused, "it answers " + std::to_string(status)};
   }
 
-  ErrorCodeOf connect() {
-    ErrorCodeOf error;
-    Tcp::resolver resolver(context_);
-    const auto found = resolver.resolve(url_.host, url_.port, error);
-    if (error) return error;
-    stream_.emplace(context_);
-    stream_->expires_after(timeout_);
-    stream_->async_connect(found, [&](ErrorCodeOf ec, const Tcp::endpoint&) { error = ec; });
-    run();
-    return error;
-  }
-
-  void run() {
-    context_.restart();
-    context_.run();
-  }
-
-  const OtlpUrl url_;
-  const std::chrono::milliseconds timeout_;
   const std::vector<std::pair<std::string, std::string>> headers_;
-  asio::io_context context_{1};
-  std::optional<beast::tcp_stream> stream_;
-  std::atomic<bool> aborted_{false};
 };
 
 }  // namespace

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
+#include <cstring>
 
 #include "base/log.h"
 #include "observe/otlp_grpc.h"
@@ -49,6 +51,23 @@ Status check_pairs(const std::vector<std::string>& pairs, const char* field) {
   return {};
 }
 
+// Names are tokens (RFC 9110, section 5.6.2), and none that an export sets itself.
+Status check_headers(const std::vector<std::string>& pairs) {
+  for (const std::string& pair : pairs) {
+    std::string name = pair.substr(0, pair.find('='));
+    const auto is_token = [](unsigned char c) { return std::isalnum(c) || std::strchr("!#$%&'*+-.^_`|~", c); };
+    std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+    if (!std::all_of(name.begin(), name.end(), is_token))
+      return Error{ErrorCode::kInvalidArgument, "'" + name + "' is no name of a header", "tracing.headers"};
+    for (const char* own : {"host", "te", "content-type", "content-length", "transfer-encoding", "connection",
+                            "user-agent", "grpc-timeout", "grpc-encoding"})
+      if (name == own)
+        return Error{ErrorCode::kInvalidArgument, "'" + name + "' is set by the export itself",
+                     "tracing.headers"};
+  }
+  return {};
+}
+
 // A stall makes tokens of all streams slow; those traces are kept by ratio alone.
 bool has_odd_text(const ChoiceAccount& choice) {
   return std::any_of(choice.anomalies.begin(), choice.anomalies.end(), [](const Anomaly& a) {
@@ -63,7 +82,13 @@ Result<std::unique_ptr<Tracer>> Tracer::create(const TracingSettings& settings) 
     return std::move(status).error();
   if (Status status = check_pairs(settings.headers, "tracing.headers"); !status.ok())
     return std::move(status).error();
+  if (Status status = check_headers(settings.headers); !status.ok()) return std::move(status).error();
   if (settings.endpoint.empty()) return std::make_unique<Tracer>(settings, nullptr);
+  if (settings.protocol != "http/protobuf" && settings.protocol != "grpc")
+    return Error{ErrorCode::kInvalidArgument,
+                 "http/protobuf and grpc are spoken, not '" + settings.protocol +
+                     "' (from the settings, or OTEL_EXPORTER_OTLP_PROTOCOL)",
+                 "tracing.protocol"};
   auto sink = settings.protocol == "grpc" ? OtlpGrpc::create(settings) : OtlpHttp::create(settings);
   if (!sink.ok()) return sink.error();
   return std::make_unique<Tracer>(settings, std::move(sink).value());

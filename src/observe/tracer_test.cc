@@ -198,6 +198,14 @@ TEST(Tracer, SettingsAreCheckedAtStart) {
   settings.endpoint = "https://collector";
   EXPECT_EQ(Tracer::create(settings).error().field, "tracing.endpoint");
   settings.endpoint = "http://collector";
+  settings.protocol = "http/json";
+  EXPECT_EQ(Tracer::create(settings).error().field, "tracing.protocol");
+  settings.protocol = "grpc";
+  for (const char* header : {"te x=x", ":path=/", "TE=trailers", "Content-Type=text/plain"}) {
+    settings.headers = {header};
+    EXPECT_EQ(Tracer::create(settings).error().field, "tracing.headers") << header;
+  }
+  settings.headers.clear();
   settings.headers = {"no-equals"};
   EXPECT_EQ(Tracer::create(settings).error().field, "tracing.headers");
   settings.headers = {};

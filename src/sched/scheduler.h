@@ -167,7 +167,7 @@ class Scheduler {
   bool is_first(const Sequence& needy) const;
   void give_way(PlanState& state, Sequence* victim);
   void preempt(Sequence* sequence, TimeNs now);
-  void requeue(Sequence* sequence, TimeNs now);
+  void requeue(Sequence* sequence);
   void release(Sequence* sequence);
 
   Policy policy_;

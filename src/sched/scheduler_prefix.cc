@@ -112,7 +112,9 @@ TimeNs Scheduler::next_restore_end() const {
   TimeNs at = 0;
   if (host_)
     for (const Sequence* s : running_) {
-      const TimeNs until = s->restoring_tokens > 0 ? restoring_[size_t(s->slot)].until : 0;
+      // With blocks on their way it is looked at again when they land.
+      const bool waits = s->restoring_tokens > 0 && s->steps_in_flight == 0;
+      const TimeNs until = waits ? restoring_[size_t(s->slot)].until : 0;
       if (until > 0 && (at == 0 || until < at)) at = until;
     }
   return at;
@@ -159,7 +161,7 @@ bool Scheduler::give_up_restoring(PlanState& state, Sequence& s) {
   if (late) rates_.note_disk(waited_for, patience(s.restoring_tokens));
   const bool again = std::exchange(s.lost_blocks, lost);
   s.computes_all = late || again;
-  requeue(&s, state.now);
+  requeue(&s);
   return true;
 }
 

@@ -221,17 +221,17 @@ void Scheduler::convert_old(PlanState& state) {
 }
 
 void Scheduler::preempt(Sequence* s, TimeNs now) {
-  requeue(s, now);
+  requeue(s);
+  s->preempted_at = now;
   ++s->preemptions;
 }
 
 // It begins anew, before all that never ran.
-void Scheduler::requeue(Sequence* s, TimeNs now) {
+void Scheduler::requeue(Sequence* s) {
   CHECK(s->steps_in_flight == 0);
   release(s);
   s->state = SequenceState::waiting;
   s->computed = s->planned = 0;
-  s->preempted_at = now;
   queue_.add_preempted(s);
 }
 

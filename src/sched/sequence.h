@@ -82,7 +82,7 @@ struct Sequence {
   int preemptions = 0;
   int forced_preemptions = 0;  // of these, the ones that its client had no part in
   TimeNs admitted_at = 0;      // first admission
-  TimeNs preempted_at = 0;     // the last time it gave up its blocks
+  TimeNs preempted_at = 0;     // the last time
 
   // Of WaitingQueue and DeadlineHeap.
   WaitsAs waits_as = WaitsAs::none;
