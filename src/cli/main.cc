@@ -30,9 +30,9 @@ Status bind(const CommandLine& line) {
     case Command::bench_engine:
       return bind_to_machine(line.config);
     case Command::quantize: {
-      Config on_cpu = line.config;
-      on_cpu.model.device = "cpu";
-      return bind_to_machine(on_cpu);
+      Config config = line.config;
+      if (!line.quantize.given.contains("device")) config.model.device = "cpu";
+      return bind_to_machine(config);
     }
     default:
       return {};

@@ -161,18 +161,14 @@ void add_tokenizer(quantize::Job& job, const Result<VocabularyData>& vocabulary)
       tokenizer_config_from(*vocabulary, gguf->string("tokenizer.chat_template").value_or(""));
 }
 
-// The CPU unless a device is asked for: there, a card is not looked for. What a backend says of itself is said
-// once, not for each layer.
+// The CPU unless a device is asked for: there, a card is not looked for.
 quantize::BackendMaker layer_backends(const Config& config, const QuantizeOptions& options,
                                       const ModelSpec& spec) {
   if (!options.given.contains("device")) return [cpu = config.model.cpu] { return make_backend("cpu", cpu); };
   EngineConfig engine = config.model.engine;
   engine.gpu_fused_quantization = engine.gpu_bf16_copies = false;  // inputs are read back as they are
-  return [=, device = config.model.device, cpu = config.model.cpu, quiet = config.log_level == "info",
-          said = false]() mutable {
-    auto made = backend_for(spec, engine, device, cpu);
-    if (quiet && !std::exchange(said, true)) set_log_level(LogLevel::warn);
-    return made;
+  return [=, device = config.model.device, cpu = config.model.cpu] {
+    return backend_for(spec, engine, device, cpu);
   };
 }
 

@@ -270,9 +270,11 @@ TEST(ObserverOf, NamesWhatItWasMadeFrom) {
       EXPECT_EQ(observer->unit(), unit);
     }
   EXPECT_EQ(parse_observer("minmax", "group")->unit(), "group:128");
-  for (const char* text : {"median", "percentile:200", "percentile:", "percentile:9x", ""})
+  for (const char* text :
+       {"median", "percentile:200", "percentile:", "percentile:9x", "percentile:nan", "percentile:9e1", ""})
     EXPECT_EQ(parse_observer(text, "channel").error().field, "observer") << text;
-  for (const char* unit : {"row", "group:1", "group:", "group:2.5", "group:64k", "groups:64", ""})
+  for (const char* unit :
+       {"row", "group:1", "group:", "group:2.5", "group:64k", "group:1e3", "group:inf", "groups:64", ""})
     EXPECT_EQ(parse_observer("minmax", unit).error().field, "observe-per") << unit;
 }
 

@@ -1,5 +1,5 @@
-// Matrix products of the methods, on a backend's own kernels: float32 on a CPU; on a card of bf16 factors, with
-// float32 sums, which loses nothing where the factors are a card's activations.
+// Matrix products of the methods, on a backend's own kernels: float32 on a CPU; on a card of bf16 factors
+// (which is what a card's activations are), with float32 sums.
 #pragma once
 
 #include "quantize/matrix.h"

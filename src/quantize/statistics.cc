@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <optional>
 
 namespace sluice::quantize {
@@ -25,10 +25,10 @@ constexpr int kGroup = 128;
 std::optional<double> number_behind(const std::string& text, char sign) {
   const size_t at = text.find(sign);
   if (at == std::string::npos) return {};
-  const char* begin = text.c_str() + at + 1;
-  char* end = nullptr;
-  const double number = std::strtod(begin, &end);
-  return end != begin && *end == 0 ? std::optional(number) : std::nullopt;
+  const char *begin = text.data() + at + 1, *stop = text.data() + text.size();
+  double number = 0;
+  const auto [end, error] = std::from_chars(begin, stop, number, std::chars_format::fixed);
+  return error == std::errc() && end == stop && std::isfinite(number) ? std::optional(number) : std::nullopt;
 }
 
 float bin_end(size_t bin) { return std::bit_cast<float>((uint32_t(bin) + kFirstBin + 1) << kBinShift); }
