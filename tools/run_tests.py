@@ -8,7 +8,7 @@
       accept     the reference cases in ../shared, over HTTP
       cuda       builds the CUDA backend and its tests, which run on a card only; skipped where nvcc is missing
       asan       the rooms that read foreign bytes, and all corpora, under AddressSanitizer and UBSan
-      soak       a minute of random faults under random traffic (tests/soak), against a server built so
+      soak       forty rounds of random faults under random traffic (tests/soak), against a server built so
       tsan       the rooms whose threads meet, under ThreadSanitizer
     Only when named:
       transformers  tests/transformers: what `sluice quantize` writes, loaded by transformers on the CPU; installs it from PyPI
@@ -33,7 +33,7 @@ TSAN_ROOMS = ("base", "engine", "server")
 # Arithmetic, minutes of it under ThreadSanitizer, on threads that other tests have at work as well.
 TSAN_SLOW = ("Batching.TogetherAsAloneOnQuantizedWeights", "Batching.ReplayedAsComputedOpByOp", "KvPrecision.SmallTiersAnswerNearlyAsFullPrecision",
              "LoadModel.SmolLm2Answers")
-SOAK = ("--minutes", "1", "--seed", "1")  # the same rounds each time; ./dev soak goes on from here
+SOAK = ("--rounds", "40", "--seed", "1")  # the same rounds each time; ./dev soak goes on from here
 
 
 def run(command, **more):

@@ -20,6 +20,22 @@ constexpr std::array<std::string_view, size_t(kFaults)> kNames = {
     "engine_alloc", "evict_cache",  "clock_jump",  "device_error",    "engine_exception", "alloc_failure",
     "short_write",  "short_read",   "eagain",      "kill_connection", "disk_full",        "slow_disk"};
 
+// Where `amount` names a place, the last there is.
+std::optional<int64_t> last_place(Fault fault) {
+  switch (fault) {
+    case Fault::engine_exception:
+      return 1;
+    case Fault::eagain:
+      return 2;
+    case Fault::alloc_failure:
+      return 5;
+    case Fault::kill_connection:
+      return 8;
+    default:
+      return {};
+  }
+}
+
 bool knows_requests(Fault fault) { return fault <= Fault::graph_miss; }
 
 std::string_view trimmed(std::string_view text) {
@@ -54,6 +70,11 @@ Status set(FaultRule& rule, std::string_view key, std::string_view value) {
   if (key == "from") return number(rule.from, 1);
   if (key == "every") return number(rule.every, 1);
   if (key == "count") return number(rule.count, 1);
+  if (const auto last = last_place(rule.fault); key == "amount" && last) {
+    if (read_number(value, rule.amount) && rule.amount >= 0 && rule.amount <= *last) return {};
+    return wrong(fmt::format("{}:amount: expected a place from 0 to {}, got \"{}\"", fault_name(rule.fault),
+                             *last, value));
+  }
   if (key == "amount") return number(rule.amount, std::numeric_limits<int32_t>::min());
   if (key == "rate") {
     if (read_number(value, rule.rate) && rule.rate > 0 && rule.rate <= 1) return {};

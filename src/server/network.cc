@@ -49,15 +49,24 @@ void Loop::accept() {
 }
 
 void Loop::take_in(Socket socket) {
-  if (faults::armed() && faults::met_at(Fault::alloc_failure, {4})) [[unlikely]]
-    throw std::bad_alloc();
   boost::system::error_code ignored;
   socket.set_option(asio::ip::tcp::no_delay(true), ignored);
   const auto remote = socket.remote_endpoint(ignored);
   const uint64_t address = ignored ? 0 : AddressLimit::key_of(remote.address());
   const bool welcome = shared.addresses.enter(address, shared.config.max_connections_per_address);
-  auto connection = std::make_shared<Connection>(shared_from_this(), std::move(socket), welcome ? address : 0);
-  connections.insert(connection);
+  std::shared_ptr<Connection> connection;
+  try {
+    connection = std::make_shared<Connection>(shared_from_this(), std::move(socket), welcome ? address : 0);
+    if (faults::armed() && faults::met_at(Fault::alloc_failure, {4})) [[unlikely]]
+      throw std::bad_alloc();
+    connections.insert(connection);
+  } catch (...) {  // what it was counted in gets it back
+    if (connection)
+      connection->close();
+    else if (welcome)
+      shared.addresses.leave(address);
+    throw;
+  }
   if (!welcome)
     connection->refuse(429, "Too many connections from this address.");
   else if (shared.connections.load(std::memory_order_relaxed) > shared.config.max_connections)

@@ -90,6 +90,10 @@ def planted(rng, disk):
     return text, excused, bool(lasts)
 
 
+class Silent(Exception):
+    """The server does not answer, though nobody asks much of it."""
+
+
 class Round:
     def __init__(self, seed, number, options):
         self.name, self.binary = f"{seed}/{number}", options.binary
@@ -97,7 +101,7 @@ class Round:
         self.folder = options.folder / str(number)
         self.folder.mkdir()
         self.model = rng.choice(list(MODELS))
-        self.tls = options.certificate is not None and rng.random() < 0.2
+        self.tls = rng.random() < 0.2 and options.certificate is not None  # drawn either way: a seed is one course everywhere
         self.disk = rng.random() < 0.3
         self.faults, self.excused, self.dies = planted(rng, self.disk)
         self.amid = not self.dies and rng.random() < 0.3  # told to stop in the middle of the traffic
@@ -142,7 +146,13 @@ class Round:
         settings = self.folder / "sluice.yaml"
         self.write_live(settings)
         with Server(self.binary, TINY / self.model, ["--config", settings, *self.flags], self.folder / "log", self.faults, self.tls) as server:
-            self.meet(server, settings, asked)
+            try:
+                self.meet(server, settings, asked)
+            except Silent as silent:  # it crashed or hangs: what follows says which
+                self.tally.blame(str(silent))
+                self.ending.set()
+                server.signal()
+            self.check_end(server.ended(), server.log())
         return self.tally.wrong
 
     def meet(self, server, settings, asked):
@@ -170,7 +180,6 @@ class Round:
         if not self.amid:
             self.ending.set()
             server.signal()
-        self.check_end(server.ended(), server.log())
 
     def write_live(self, path):
         """Settings that a reload takes up."""
@@ -187,9 +196,9 @@ class Round:
                     answer = line.answer()
                 if answer.status == 200:
                     return {name: float(value) for name, value in re.findall(r"^(\S+) (\S+)$", answer.body.decode(), re.M)}
-            except Cut:
+            except (Cut, TimeoutError):
                 pass
-        raise RuntimeError(f"no metrics; the server's log ends: {server.log()[-1500:]}")
+        raise Silent("the server tells no metrics any more")
 
     def check_rest(self, server, before):
         """Nothing is left, and all that began was counted once as ended. Not at once: the last to leave may just be noticed."""
@@ -260,6 +269,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=1, help="no round begins later than this")
     parser.add_argument("--seed", type=int, default=None, help="default: chosen, and printed")
+    parser.add_argument("--rounds", type=int, default=None, help="so many, however long they take")
     parser.add_argument("--round", type=int, default=None, help="this one alone")
     parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "build/asan/sluice")
     options = parser.parse_args()
@@ -283,7 +293,9 @@ def main():
             print(f"  settings: {' '.join(map(str, this.flags))}\n  log: {this.folder / 'log'} ({len(wrong)} wrong)", flush=True)
         passed, failed = passed + (not wrong), failed + bool(wrong)
         number += 1
-        if options.round is not None or time.monotonic() > until:
+        if options.round is not None or number > (options.rounds or number):
+            break
+        if options.rounds is None and time.monotonic() > until:
             break
     if not failed:
         shutil.rmtree(options.folder, ignore_errors=True)
