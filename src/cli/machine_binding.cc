@@ -88,7 +88,10 @@ MachineReport MachineBinding::settle(int cpu_threads) {
 }
 
 Status bind_to_machine(const Config& config) {
-  Result<MachineBinding> binding = MachineBinding::make(config);
+  Config whole = config;  // no thread of the engine or of sockets is placed here, so no core is kept for one
+  whole.machine.io_threads = 0;
+  whole.machine.engine_cpu = -1;
+  Result<MachineBinding> binding = MachineBinding::make(whole);
   if (!binding) return std::move(binding).error();
   binding->enter_load();
   return {};

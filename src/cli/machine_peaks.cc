@@ -77,7 +77,7 @@ LivePeaks cached_peaks(int threads) {
   if (const LivePeaks known = read_peaks(file, machine); known.bytes_s > 0) return known;
   const HostState before = read_host_state();
   // On a busy machine it would take long and tell little.
-  if (access(folder.c_str(), W_OK) != 0 || before.load > 0.5 * before.usable_cores) return {};
+  if (access(folder.c_str(), W_OK) != 0 || before.load > 0.5 * before.usable_cpus) return {};
   const TimeNs begin = now_ns();
   const LivePeaks peaks = measured_peaks(threads);
   const double wall = seconds(now_ns() - begin), ran = read_host_state().cpu_s - before.cpu_s;

@@ -81,6 +81,20 @@ void choose_home(Draft& d, const Topology& usable, const Numa& numa, const Machi
   d.plan.home_node = d.plan.nodes > 1 ? node : -1;
 }
 
+// Others leave it that core, if they have another.
+Status choose_engine_cpu(Draft& d, int cpu) {
+  if (cpu < 0) return {};
+  if (!d.plan.cpus.contains(cpu))
+    return refused("machine.engine_cpu", fmt::format("must be one of the CPUs that may be used ({}), or -1 for "
+                                                     "none, not {}",
+                                                     cpu_list(d.plan.cpus), cpu));
+  d.plan.engine = {cpu};
+  for (std::vector<Topology::Core>* cores : {&d.home, &d.away})
+    if (cores->size() > 1)
+      std::erase_if(*cores, [cpu](const Topology::Core& core) { return core.cpus.contains(cpu); });
+  return {};
+}
+
 // Who asks for a node has others for the rest, as one server a node has; else what is not home is for the
 // sockets.
 void choose_io(Draft& d, const Numa& numa, int kept_cores) {
@@ -91,23 +105,6 @@ void choose_io(Draft& d, const Numa& numa, int kept_cores) {
     while (io.size() < size_t(kept_cores)) io.push_back(d.home.back()), d.home.pop_back();
   }
   d.plan.io = io.empty() ? cpus_of(d.home) : cpus_of(io);
-}
-
-Status choose_engine_cpu(Draft& d, int cpu) {
-  d.plan.engine = cpus_of(d.home);
-  if (cpu < 0) return {};
-  if (!d.plan.cpus.contains(cpu))
-    return refused("machine.engine_cpu", fmt::format("must be one of the CPUs that may be used ({}), or -1 for "
-                                                     "none, not {}",
-                                                     cpu_list(d.plan.cpus), cpu));
-  d.plan.engine = {cpu};
-  // Others leave it that core, if they have another.
-  const auto holds = [cpu](const Topology::Core& core) { return core.cpus.contains(cpu); };
-  const auto core = std::find_if(d.home.begin(), d.home.end(), holds);
-  if (core == d.home.end() || d.home.size() == 1) return {};
-  if (const CpuSet rest = d.plan.io - core->cpus; !rest.empty()) d.plan.io = rest;
-  d.home.erase(core);
-  return {};
 }
 
 // Members of a team are spread evenly over the cores; each stays on the node of its core, on one hardware
@@ -136,14 +133,16 @@ Result<MachinePlan> plan_machine(const Topology& topology, const MachineWish& wi
   d.plan.nodes = int(usable->nodes().size()), d.plan.cores = int(usable->cores.size());
   d.plan.cpus = usable->cpus();
   choose_home(d, *usable, *numa, wish);
+  if (Status ok = choose_engine_cpu(d, settings.engine_cpu); !ok) return std::move(ok).error();
   const int spare = int(d.home.size()) - 1 + (numa->node < 0 ? int(d.away.size()) : 0);
   if (settings.io_threads < 0 || settings.io_threads > spare)
-    return refused("machine.io_threads",
-                   fmt::format("must be from 0 to {}, so that a core is left for the model, not {}", spare,
-                               settings.io_threads));
+    return refused(
+        "machine.io_threads",
+        fmt::format("must be from 0 to {}, so that a core is left for the model{}, not {}", spare,
+                    settings.engine_cpu >= 0 ? " beside machine.engine_cpu" : "", settings.io_threads));
   choose_io(d, *numa, settings.io_threads);
-  if (Status ok = choose_engine_cpu(d, settings.engine_cpu); !ok) return std::move(ok).error();
   d.plan.home = cpus_of(d.home);
+  if (d.plan.engine.empty()) d.plan.engine = d.plan.home;
   if (!wish.card) place_team(d, wish);
 
   const bool several = numa->on && d.plan.nodes > 1 && (!wish.card || d.plan.home_node >= 0);

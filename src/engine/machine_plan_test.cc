@@ -196,6 +196,16 @@ TEST(MachinePlan, TheEnginesCpuIsItsOwn) {
   EXPECT_EQ(one.compute.size(), 1u);
 }
 
+TEST(MachinePlan, TheEnginesCpuIsNotOneOfTheSockets) {
+  const MachinePlan p = plan(machine("pack:1 [numa] core:4 pu:2"), on_cpu({.io_threads = 2, .engine_cpu = 7}));
+  EXPECT_EQ(cpu_list(p.engine), "7");
+  EXPECT_EQ(cpu_list(p.io), "2-5");
+  EXPECT_EQ(cpu_list(p.home), "0-1");
+  EXPECT_THAT(refusal(machine("core:2 pu:1"), on_cpu({.io_threads = 1, .engine_cpu = 1})),
+              HasSubstr("machine.io_threads: must be from 0 to 0, so that a core is left for the model beside "
+                        "machine.engine_cpu, not 1"));
+}
+
 TEST(MachinePlan, WrongSettingsNameTheKeyAndWhatItMayBe) {
   const Topology t = two_sockets_four_cards();
   for (const char* numa : {"", "2", "-1", "on", "0x1", "1 "})

@@ -60,11 +60,11 @@ std::optional<Finding> cpu_scheduling_delay(const Vitals& v) {
                  fmt::format("{} is ready to run but waits for a core for {:.0f} ms in each second: other work "
                              "runs on the cores that "
                              "steps need (load {:.1f} on {:.0f} cores).",
-                             h.delayed_thread, 1e3 * h.delay_share, h.load, h.usable_cores),
+                             h.delayed_thread, 1e3 * h.delay_share, h.load, h.usable_cpus),
                  {{"delay_ms_per_s", 1e3 * h.delay_share},
                   {"delay_ms_per_turn", h.delay_ms_turn},
                   {"load", h.load},
-                  {"usable_cores", h.usable_cores},
+                  {"usable_cpus", h.usable_cpus},
                   {"process_cpu_share", h.cpu_share}},
                  "cores of its own for the server (cpuset, nice), or fewer cpu.threads"};
 }

@@ -21,7 +21,7 @@ Vitals healthy() {
   s.weight_bytes = 0.5 * 24e9 * 29, s.kv_bytes = 0.05 * 24e9 * 29, s.flops = 0.5 * 1.2e12 * 29;
   v.kv.used = 60e6, v.kv.reserved = 4e6, v.kv.cached = 20e6, v.kv.free = 900e6;
   v.kv.computed_tokens = 9 * 700, v.kv.looked_up_tokens = 2000, v.kv.found_tokens = 100;
-  v.host.usable_cores = 2, v.host.compute_cores = 2, v.host.compute_threads = 2, v.host.cpu_share = 0.97,
+  v.host.usable_cpus = 2, v.host.compute_cores = 2, v.host.compute_threads = 2, v.host.cpu_share = 0.97,
   v.host.load = 2;
   v.queued = 90, v.queue_p50_ms = 2, v.queue_p95_ms = 20;
   v.attribution.all.requests = 90, v.attribution.all.total = TimeNs(90) * 2'600'000'000;

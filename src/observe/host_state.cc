@@ -135,7 +135,7 @@ HostState read_host_state() {
   state.cpu_s = seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime);
   state.major_faults = uint64_t(usage.ru_majflt);
   state.throttled_s = throttled_seconds();
-  state.usable_cores = usable_cpus();
+  state.usable_cpus = usable_cpus();
   state.compute_cores = compute_cores();
   state.load = std::strtod(first_line("/proc/loadavg").c_str(), nullptr);
   state.nodes = std::max<int>(1, int(numbered("/sys/devices/system/node", "node").size()));

@@ -22,7 +22,7 @@ struct HostState {
   double cpu_s = 0;           // user and system time of the process
   double throttled_s = 0;     // the cgroup's quota held its threads back for so long
   uint64_t major_faults = 0;  // pages that came from a disk
-  double usable_cores = 0;    // by affinity and quota; 0: not known
+  double usable_cpus = 0;     // by affinity and quota; 0: not known
   double compute_cores =
       0;            // physical ones that the compute threads may use, no more than the quota; 0: not known
   int nodes = 1;    // NUMA nodes with memory

@@ -62,9 +62,9 @@ StepVitals step_vitals(const std::vector<StepRecord>& records) {
 
 HostVitals host_vitals(const HostState& before, const HostState& now, double window_s) {
   HostVitals v;
-  v.usable_cores = now.usable_cores, v.compute_cores = now.compute_cores, v.load = now.load,
-  v.nodes = now.nodes, v.remote_share = now.remote_share;
-  if (now.usable_cores > 0) v.cpu_share = (now.cpu_s - before.cpu_s) / (window_s * now.usable_cores);
+  v.usable_cpus = now.usable_cpus, v.compute_cores = now.compute_cores, v.load = now.load, v.nodes = now.nodes,
+  v.remote_share = now.remote_share;
+  if (now.usable_cpus > 0) v.cpu_share = (now.cpu_s - before.cpu_s) / (window_s * now.usable_cpus);
   v.throttled_share = (now.throttled_s - before.throttled_s) / window_s;
   v.major_faults_s = double(now.major_faults - before.major_faults) / window_s;
   std::map<std::string, size_t> seen;

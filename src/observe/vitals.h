@@ -60,7 +60,7 @@ struct KvVitals {
 };
 
 struct HostVitals {
-  double usable_cores = 0;   // hardware threads, no more than the quota
+  double usable_cpus = 0;    // hardware threads, no more than the quota
   double compute_cores = 0;  // physical cores of the threads that compute
   double cpu_share = 0;      // of usable cores, by this process
   double load = 0;

@@ -43,7 +43,7 @@ TEST(StepVitals, WhatStoppedAdmissionIsOfTheStepsWithAQueue) {
 
 TEST(HostVitals, TheThreadThatWaitedLongestForACoreIsNamed) {
   HostState before, now;
-  before.usable_cores = now.usable_cores = 2;
+  before.usable_cpus = now.usable_cpus = 2;
   before.threads = {{"sluice-engine", 1, 0.5, 100}, {"sluice-cpu-1", 1, 1, 100}, {"sluice-net", 1, 0, 10}};
   now.threads = {{"sluice-engine", 2, 0.6, 200}, {"sluice-cpu-1", 9, 3, 200}, {"sluice-net", 1, 9, 20}};
   before.cpu_s = 10, now.cpu_s = 20;
@@ -67,7 +67,7 @@ TEST(HostState, TheKernelTellsOfThisProcess) {
   while (later.cpu_s <= first.cpu_s) later = read_host_state();
   stop = true;
   busy.join();
-  EXPECT_GE(first.usable_cores, 0.01);
+  EXPECT_GE(first.usable_cpus, 0.01);
   EXPECT_GE(first.nodes, 1);
   EXPECT_GE(first.threads.size(), 2u);
 }
