@@ -18,8 +18,9 @@ Result<Topology> cpus_to_use(const Topology& topology, const std::string& wished
   const Result<CpuSet> set = parse_cpu_list(wished);
   if (!set) return refused("machine.cpu_set", set.error().message);
   if (const CpuSet absent = *set - topology.cpus(); !absent.empty())
-    return refused("machine.cpu_set", fmt::format("CPUs {} may not be used here; there are {}",
-                                                  cpu_list(absent), cpu_list(topology.cpus())));
+    return refused("machine.cpu_set",
+                   fmt::format("CPU{} {} may not be used here; there are {}", absent.size() == 1 ? "" : "s",
+                               cpu_list(absent), cpu_list(topology.cpus())));
   return restricted(topology, *set);
 }
 
@@ -89,9 +90,9 @@ Status choose_engine_cpu(Draft& d, int cpu) {
                                                      "none, not {}",
                                                      cpu_list(d.plan.cpus), cpu));
   d.plan.engine = {cpu};
-  for (std::vector<Topology::Core>* cores : {&d.home, &d.away})
-    if (cores->size() > 1)
-      std::erase_if(*cores, [cpu](const Topology::Core& core) { return core.cpus.contains(cpu); });
+  const auto holds = [cpu](const Topology::Core& core) { return core.cpus.contains(cpu); };
+  std::erase_if(d.away, holds);  // where nothing is left, sockets have home
+  if (d.home.size() > 1) std::erase_if(d.home, holds);
   return {};
 }
 

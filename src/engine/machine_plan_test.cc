@@ -206,6 +206,17 @@ TEST(MachinePlan, TheEnginesCpuIsNotOneOfTheSockets) {
                         "machine.engine_cpu, not 1"));
 }
 
+TEST(MachinePlan, SocketsGoToTheModelsCoresWhereTheEngineHasTheOnlyOther) {
+  // Node 0 has one core that may be used, the card's node 1 has eight.
+  const Topology t = restricted(two_sockets_four_cards(), *parse_cpu_list("0,16-31"));
+  const MachinePlan shared = plan(t, on_card("0000:98:00.0", {.engine_cpu = 0}));
+  EXPECT_EQ(cpu_list(shared.engine), "0");
+  EXPECT_EQ(cpu_list(shared.io), "16-31");
+  const MachinePlan kept = plan(t, on_card("0000:98:00.0", {.io_threads = 1, .engine_cpu = 0}));
+  EXPECT_EQ(cpu_list(kept.io), "30-31");
+  EXPECT_EQ(cpu_list(kept.home), "16-29");
+}
+
 TEST(MachinePlan, WrongSettingsNameTheKeyAndWhatItMayBe) {
   const Topology t = two_sockets_four_cards();
   for (const char* numa : {"", "2", "-1", "on", "0x1", "1 "})
