@@ -36,8 +36,8 @@ const Key kKeys[] = {
     {"machine.cpu_set", "engine", "", SLOT(machine.cpu_set), 0, 0, "",
      "CPUs that the process may use, such as 0-7,16; empty: all that it may."},
     {"machine.io_threads", "engine", "cores", SLOT(machine.io_threads), 0, 4096, "",
-     "Cores kept for the threads of server.network_threads and server.text_threads, away from the model's; 0: "
-     "none are."},
+     "Counts cores and not threads: that many are kept for the threads of server.network_threads and "
+     "server.text_threads, away from the model's; 0: none are."},
     {"machine.engine_cpu", "engine", "", SLOT(machine.engine_cpu), -1, 4095, "",
      "The CPU of the engine's thread, whose core all others leave to it where they have another; -1: none."},
 
