@@ -14,4 +14,9 @@ int failure(const Error& error) {
   return failure(error.field.empty() ? error.message : error.field + ": " + error.message);
 }
 
+int failed_start(const Error& error) {
+  const int status = failure(error);
+  return error.code == ErrorCode::kInvalidArgument && !error.field.empty() ? kExitWrongUse : status;
+}
+
 }  // namespace sluice::cli

@@ -21,5 +21,7 @@ int trace(const std::vector<std::string>& arguments);
 // "sluice: message" on stderr.
 int failure(const std::string& message);
 int failure(const Error& error);
+// Of a start: kExitWrongUse where a setting is at fault.
+int failed_start(const Error& error);
 
 }  // namespace sluice::cli

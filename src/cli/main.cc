@@ -40,7 +40,7 @@ Status bind(const CommandLine& line) {
 }
 
 int dispatch(const CommandLine& line, const std::string& words, std::function<Result<Config>()> reread) {
-  if (Status ok = bind(line); !ok) return failure(ok.error());
+  if (Status ok = bind(line); !ok) return failed_start(ok.error());
   switch (line.command) {
     case Command::serve: {
       ServeOptions options = line.serve;

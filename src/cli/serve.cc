@@ -369,7 +369,7 @@ int serve(const Config& config, const ServeOptions& options) {
   if (options.print_schema) return fmt::print("{}", print_schema()), 0;
   if (options.print_config) return fmt::print("{}", print_config(config)), 0;
   Result<MachineBinding> machine = MachineBinding::make(config);
-  if (!machine) return failure(machine.error());
+  if (!machine) return failed_start(machine.error());
   if (options.dry_run) return dry_run(config, *machine);
 
   if (Status ok = arm_faults(options.faults, config.server.host); !ok) return failure(ok.error());
