@@ -112,6 +112,8 @@ class EngineImpl final : public Engine {
     for (int& tokens : fitting.prompts) tokens = std::min(tokens, info_.context - 1);
     loop_.warm_up(fitting);
     thread_ = std::thread([this] { loop_.run(); });
+    // By whoever starts it: cli/machine_binding.cc finds threads by name as soon as the model is there.
+    pthread_setname_np(thread_.native_handle(), "sluice-engine");
   }
 
   ~EngineImpl() override {

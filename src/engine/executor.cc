@@ -30,6 +30,7 @@ Executor::Executor(StepRunner& runner, Bell& finished_bell, TimeNs patience)
     free_.push(&step);
   }
   thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), "sluice-executor");  // as engine.cc says
 }
 
 Executor::~Executor() {
@@ -60,7 +61,6 @@ Step* Executor::finished() {
 void Executor::recycle(Step* step) { CHECK(free_.push(step)); }
 
 void Executor::run() {
-  pthread_setname_np(pthread_self(), "sluice-executor");
   idle_since_ = now_ns();
   TimeNs quiet_since = 0;  // while steps are under way: when one was last launched or ended
   for (uint32_t looks = 0;;) {

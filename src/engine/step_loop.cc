@@ -21,7 +21,6 @@ LogitsState logits_of(const Step& step, size_t entry) {
 // The loop. Each turn takes in what has arrived, takes back a finished step, and launches the next one while
 // another still runs.
 void StepLoop::run() {
-  pthread_setname_np(pthread_self(), "sluice-engine");
   for (;;) {
     const uint32_t heard = door_.bell.count();  // read first: nothing that comes after it is slept through
     turn_since_.store(now_ns(), std::memory_order_relaxed);

@@ -318,10 +318,8 @@ Status NetworkImpl::open(const ServerConfig& config, HttpHandler& handler) {
   for (auto& loop : loops_) {
     loop->accept();
     loop->tick();
-    threads_.emplace_back([loop] {
-      pthread_setname_np(pthread_self(), "sluice-net");
-      run_loop(*loop);
-    });
+    threads_.emplace_back([loop] { run_loop(*loop); });
+    pthread_setname_np(threads_.back().native_handle(), "sluice-net");
   }
   return {};
 }

@@ -8,10 +8,8 @@ namespace sluice {
 
 TextPool::TextPool(int threads, int max_waiting) : max_waiting_(size_t(max_waiting)) {
   for (int i = 0; i < std::max(1, threads); ++i) {
-    threads_.emplace_back([this] {
-      pthread_setname_np(pthread_self(), "sluice-text");
-      run();
-    });
+    threads_.emplace_back([this] { run(); });
+    pthread_setname_np(threads_.back().native_handle(), "sluice-text");
   }
 }
 

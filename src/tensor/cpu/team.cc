@@ -106,7 +106,6 @@ struct Team::State {
   }
 
   void work(int member) {
-    pthread_setname_np(pthread_self(), ("sluice-cpu-" + std::to_string(member)).c_str());
     for (uint32_t seen = 0;;) {
       start.wait_while(seen);
       seen = start.value();  // jobs that were closed meanwhile are skipped
@@ -127,7 +126,10 @@ struct Team::State {
 Team::Team(int threads) : state_(std::make_unique<State>()) {
   CHECK(threads >= 1);
   state_->size = threads;
-  for (int i = 1; i < threads; ++i) state_->workers.emplace_back([s = state_.get(), i] { s->work(i); });
+  for (int i = 1; i < threads; ++i) {
+    state_->workers.emplace_back([s = state_.get(), i] { s->work(i); });
+    pthread_setname_np(state_->workers.back().native_handle(), ("sluice-cpu-" + std::to_string(i)).c_str());
+  }
 }
 
 Team::~Team() {
