@@ -105,8 +105,11 @@ class Live:
 def load(args, url, seed, requests, cpus):
     command = [str(args.sluice), "bench", "serve", "--url", url, "--concurrency", str(args.concurrency), "--requests", str(requests),
                "--input-tokens", str(args.input), "--output-tokens", str(args.output), "--seed", str(seed), "--json"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=max(5, h200.left(args)),
-                          preexec_fn=lambda: os.sched_setaffinity(0, cpus))
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=max(5, h200.left(args)),
+                              preexec_fn=lambda: os.sched_setaffinity(0, cpus))
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", "not done when the time was spent")
 
 
 def measure(args, cpus, load_cpus, bound, seed, more=()):
@@ -130,6 +133,9 @@ def measure(args, cpus, load_cpus, bound, seed, more=()):
         answer.update(cores=len(cpus), bound=bound, cores_used=used, step=live.means())
         (args.out / f"{name}.json").write_text(json.dumps(answer))
         return answer
+
+
+HEAD = "cores          QPS   tok/s TTFT p50      p99  ITL p50      p99  e2e p50      p99   used fail   (ms)"
 
 
 def row(answers, shared):
@@ -165,7 +171,7 @@ def main():
     cores, allowed = one_of_each_core()
     counts = [n for n in map(int, args.cores.split(",")) if n <= len(cores)]
     print(f"{len(cores)} cores, {len(allowed)} CPUs; {args.shape} on {args.device}; concurrency {args.concurrency}, {args.input} tokens in, "
-          f"{args.output} out, {args.requests} requests, {args.rounds} rounds, medians")
+          f"{args.output} out, {args.requests} requests, {args.rounds} rounds\n{HEAD}")
     answers = {}
     for turn in range(args.rounds):
         for n in counts:
@@ -175,9 +181,11 @@ def main():
                     print(f"{n} cores, {'bound' if bound else 'free'}: left out, the time is spent")
                 elif answer := measure(args, cores[:n], rest or allowed, bound, 1 + turn):
                     answers.setdefault((n, bound), []).append(answer)
-    print("\ncores          QPS   tok/s TTFT p50      p99  ITL p50      p99  e2e p50      p99   used fail   (ms)")
-    for (n, _), found in answers.items():
-        row(found, n == len(allowed))
+                    row([answer], not rest)  # at once: what comes later may be cut off
+    if args.rounds > 1:
+        print("\nmedians\n" + HEAD)
+        for (n, _), found in answers.items():
+            row(found, n == len(allowed))
     if args.device == "cuda" and answers and h200.left(args) > 15:
         most = max(counts)
         rest = [cpu for cpu in allowed if cpu not in cores[:most]]

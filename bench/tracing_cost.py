@@ -3,6 +3,7 @@ so that what the machine does meanwhile hits all alike. Exports go to a socket t
 
     python3 bench/tracing_cost.py --model models/SmolLM2-135M-Instruct.Q4_1.gguf     # about 3 minutes
     python3 bench/tracing_cost.py --dummy null --requests 4000 --output-tokens 64    # nothing is computed: the server alone
+    python3 bench/tracing_cost.py --dummy llama-3.1-8b --requests 512 --input-tokens 64 --output-tokens 128 --kv-gib 4    # on a card, 2 minutes
 """
 import argparse
 import json
@@ -44,7 +45,7 @@ class Served:
         model = ["--dummy", args.dummy] if args.dummy else [args.model]
         self.args = args
         self.process = subprocess.Popen([args.sluice, "serve", *model, "--port", "0", "--max-sequences", str(args.concurrency), "--log-level", "warn",
-                                         "--kv-gib", "1", *tracing], stdout=subprocess.PIPE, text=True)
+                                         "--kv-gib", str(args.kv_gib), *tracing], stdout=subprocess.PIPE, text=True)
         self.url = next(word for word in self.process.stdout.readline().split() if word.startswith("http"))
         self.rates, self.cpu = [], []
 
@@ -74,6 +75,7 @@ def main():
     p.add_argument("--requests", type=int, default=256)
     p.add_argument("--input-tokens", type=int, default=16)
     p.add_argument("--output-tokens", type=int, default=32)
+    p.add_argument("--kv-gib", type=float, default=1, help="of each server; three run at once")
     p.add_argument("--rounds", type=int, default=5)
     args = p.parse_args()
     sink = Sink()

@@ -81,6 +81,17 @@ Result<std::string> ask(const Target& target, const std::string& path) {
   return std::move(answer->body);
 }
 
+// What requests have to call the model: weights of fewer bits have another name.
+Result<std::string> served_name(const Target& target) {
+  const Result<std::string> said = ask(target, "/v1/models");
+  if (!said) return said.error();
+  const Result<JsonDocument> models = JsonDocument::parse(*said);
+  if (!models) return models.error();
+  const auto data = models->root().find("data");
+  if (!data || data->size() == 0) return Error{ErrorCode::kIo, "/v1/models names no model"};
+  return std::string(data->at(0).find("id")->string().value_or(""));
+}
+
 }  // namespace
 
 std::string TuneLoad::describe() const {
@@ -185,11 +196,11 @@ tune::Run TuneRig::measure(const tune::Configuration& configuration, double seco
 void TuneRig::drive(ServerProcess& server, double seconds_of_load, tune::Run& run) {
   const Result<Target> target = parse_target(server.url());
   CHECK(target.ok());
-  const auto model = ask(*target, "/v1/models");
-  const auto models = model ? JsonDocument::parse(*model) : Result<JsonDocument>(model.error());
-  if (models)
-    if (const auto data = models->root().find("data"); data && data->size() > 0)
-      model_name_ = std::string(data->at(0).find("id")->string().value_or(""));
+  const Result<std::string> model = served_name(*target);
+  if (!model) {
+    run.failure = model.error().message;
+    return;
+  }
 
   Load load;
   load.concurrency = std::max(1, load_.concurrency);
@@ -200,13 +211,13 @@ void TuneRig::drive(ServerProcess& server, double seconds_of_load, tune::Run& ru
   RandomPrompts prompts(PromptForm::ids, load_.seed + 1000 * ++loads_, load_.shared_prefix, load_.vocabulary);
   if (load_.trace) {
     for (const TracedRequest& r : load_.trace->requests) {
-      load.exchanges.push_back(completion(model_name_, prompts.next(r.input), r.output, PromptForm::ids));
+      load.exchanges.push_back(completion(*model, prompts.next(r.input), r.output, PromptForm::ids));
       load.start.push_back(r.at - load_.trace->requests[0].at);
     }
   } else {
     load.next = [&](size_t) {
-      return completion(model_name_, prompts.next(load_.input_tokens - load_.shared_prefix),
-                        load_.output_tokens, PromptForm::ids);
+      return completion(*model, prompts.next(load_.input_tokens - load_.shared_prefix), load_.output_tokens,
+                        PromptForm::ids);
     };
   }
   const TimeNs begin = now_ns();
@@ -253,14 +264,18 @@ std::vector<tune::LongContext> TuneRig::long_contexts(const tune::Configuration&
   if (kept_run(configuration, kLongLoad, run)) return run.long_contexts;
   run.configuration = configuration, run.load = kLongLoad;
   auto server = start_server(configuration);
-  if (!server) return {};
-  const Result<Target> target = parse_target((*server)->url());
+  const auto target = server ? parse_target((*server)->url()) : Result<Target>(server.error());
+  const auto model = target ? served_name(*target) : Result<std::string>(target.error());
+  if (!model) {
+    say("    not measured: " + model.error().message);
+    return {};
+  }
   const TimeNs begin = now_ns();
   for (const int tokens : long_) {
     if (seconds(now_ns() - begin) > most_s || interrupted()) break;
     RandomPrompts prompts(PromptForm::ids, load_.seed + uint64_t(tokens), 0, load_.vocabulary);
     const int answer = std::min(kLongAnswer, tokens / 2);
-    const Exchange exchange = completion(model_name_, prompts.next(tokens - answer), answer, PromptForm::ids);
+    const Exchange exchange = completion(*model, prompts.next(tokens - answer), answer, PromptForm::ids);
     const auto found = [&](const char* name) {
       const auto text = ask(*target, "/metrics?aliases=0");
       return text ? metric(*text, name) : 0;
@@ -270,7 +285,13 @@ std::vector<tune::LongContext> TuneRig::long_contexts(const tune::Configuration&
     for (int time = 0; time < 2; ++time) {
       const double hits = found("sluice_prefix_cache_hits_total");
       const Result<Outcome> o = fetch(*target, exchange, kTimeout_ns);
-      if (!o || !o->error.empty() || o->events.size() < 2) break;
+      if (!o || !o->error.empty() || o->events.size() < 2) {
+        say(fmt::format("    {} tokens: {}", tokens,
+                        !o                 ? o.error().message
+                        : o->error.empty() ? "an answer of less than two events"
+                                           : o->error));
+        break;
+      }
       row.tok_s = double(o->events.size() - 1) / seconds(o->events.back() - o->events.front());
       row.first_token_ms = ms(o->events.front() - o->sent);
       row.hit_share = (found("sluice_prefix_cache_hits_total") - hits) / double(tokens - answer);

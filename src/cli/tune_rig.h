@@ -60,7 +60,7 @@ class TuneRig : public tune::Rig {
   const TimeNs began_;
   const bool tty_;
   std::vector<tune::Run> kept_;
-  std::string device_, model_name_;
+  std::string device_;
   uint64_t loads_ = 0;  // driven so far: each has prompts of its own
 };
 

@@ -232,6 +232,15 @@ TEST(Diagnosis, ACardUnderItsPowerCapIsComputeBoundByTheClockThatItHas) {
   EXPECT_EQ(findings[1].cause, "compute-bound");
 }
 
+// The same load on another day: the clock was read at a moment when it was up.
+TEST(Diagnosis, ACardThatComputesPromptsAloneIsComputeBoundAtItsFullClockToo) {
+  Vitals v = healthy_card();
+  v.steps.flops = 0.79 * 7.6e14 * 8, v.steps.weight_bytes = 0.07 * 4.4e12 * 8;
+  const auto findings = diagnose(v);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].cause, "compute-bound");
+}
+
 TEST(Diagnosis, WhatClientsAskForIsNoTroubleOfTheServer) {
   Vitals v = healthy();
   v.anomalies = {{AnomalyKind::repetition, AnomalyCause::sampler_setting, 40},

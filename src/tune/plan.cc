@@ -82,7 +82,8 @@ Step scheduler(const PlanWish& wish, const Place& place) {
   continuous.set.push_back({"scheduler.target_itl_ms", target_ms});
   step.variants.push_back(continuous);
   if (!wish.exact) {
-    continuous.name += ", int8 KV";
+    continuous.name += ", int8 KV in blocks";  // whole contexts are kept in one precision
+    continuous.set.push_back({"kv.allocation", "paged"});
     continuous.set.push_back({"kv.precision", "int8"});
     step.variants.push_back(continuous);
   }

@@ -104,6 +104,15 @@ TEST(Plan, ContinuousBatchingForgetsTheWindow) {
   EXPECT_EQ(c.get("scheduler.window.max_batch_size"), "");
 }
 
+TEST(Plan, SmallerKeysAndValuesComeInBlocksSinceWholeContextsKeepOnePrecision) {
+  const Configuration start = collapsed_start(kModel, kCard);
+  for (const Variant& variant : step(plan({.concurrency = 8}, kCard), "scheduler").variants) {
+    const Configuration c = with(start, variant);
+    const bool smaller = c.get("kv.precision") == "int8";
+    EXPECT_EQ(c.get("kv.allocation"), smaller ? "paged" : "contiguous_max_context") << variant.name;
+  }
+}
+
 TEST(Configuration, IsWordsForAShell) {
   Configuration c{"my model.gguf", {}};
   c.set("kv.allocation", "paged");
