@@ -106,7 +106,8 @@ TEST(Plan, ContinuousBatchingForgetsTheWindow) {
 
 TEST(Plan, SmallerKeysAndValuesComeInBlocksSinceWholeContextsKeepOnePrecision) {
   const Configuration start = collapsed_start(kModel, kCard);
-  for (const Variant& variant : step(plan({.concurrency = 8}, kCard), "scheduler").variants) {
+  const auto steps = plan({.concurrency = 8}, kCard);
+  for (const Variant& variant : step(steps, "scheduler").variants) {
     const Configuration c = with(start, variant);
     const bool smaller = c.get("kv.precision") == "int8";
     EXPECT_EQ(c.get("kv.allocation"), smaller ? "paged" : "contiguous_max_context") << variant.name;
