@@ -132,6 +132,16 @@ def test_what_was_measured_is_not_measured_again(report):
     assert (folder / "samples.jsonl").read_bytes().startswith(kept)
 
 
+def test_other_contexts_are_measured_where_all_else_was_before(report):
+    folder, before, _ = report
+    done = tune(folder, "--budget", "120s", "--long-contexts", 48)
+    assert done.returncode == 0, done.stderr
+    after = json.loads((folder / "result.json").read_text())
+    assert after["steps"][0]["qps"] == before["steps"][0]["qps"], "taken from samples.jsonl"
+    for when in ("long_contexts_before", "long_contexts_after"):  # a fast machine gives an answer in one piece, which has no rate
+        assert [row["tokens"] for row in after[when]] == [48] or "48 tokens: an answer of less than two events" in done.stderr, done.stderr
+
+
 def test_a_budget_that_is_too_short_says_what_it_left_out(tmp_path):
     done = tune(tmp_path / "short", "--budget", "0.1s")
     assert done.returncode == 0, done.stderr

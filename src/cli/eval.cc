@@ -219,8 +219,8 @@ Status check_ends(const std::vector<std::string>& models, const EvalOptions& opt
   for (const std::string& model : models)
     if (auto opened = open_checkpoint(model); !opened) return std::move(opened).error();
   if (options.html.empty()) return {};
-  std::string folder = std::filesystem::path(options.html).parent_path();
-  if (folder.empty()) folder = ".";
+  const std::filesystem::path named = std::filesystem::path(options.html).parent_path(),
+                              folder = named.empty() ? "." : named;
   if (std::filesystem::is_directory(options.html) || ::access(folder.c_str(), W_OK) != 0)
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("--html: {}: cannot be written; name a file in a folder that can", options.html)};

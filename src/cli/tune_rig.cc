@@ -19,7 +19,6 @@ namespace {
 constexpr TimeNs kTimeout_ns = 3600'000'000'000;  // of a request: collapsed servers may take long
 constexpr TimeNs kAskTimeout_ns = 30'000'000'000;
 constexpr int kLongAnswer = 64;
-constexpr const char* kLongLoad = "long contexts";
 
 // Sum over the labels of a metric in Prometheus text.
 double metric(const std::string& text, const std::string& name) {
@@ -261,8 +260,9 @@ void TuneRig::ask_server(const std::string& url, double load_s, tune::Run& run) 
 // first.
 std::vector<tune::LongContext> TuneRig::long_contexts(const tune::Configuration& configuration, double most_s) {
   tune::Run run;
-  if (kept_run(configuration, kLongLoad, run)) return run.long_contexts;
-  run.configuration = configuration, run.load = kLongLoad;
+  const std::string load = fmt::format("long contexts of {}", fmt::join(long_, ", "));
+  if (kept_run(configuration, load, run)) return run.long_contexts;
+  run.configuration = configuration, run.load = load;
   auto server = start_server(configuration);
   const auto target = server ? parse_target((*server)->url()) : Result<Target>(server.error());
   const auto model = target ? served_name(*target) : Result<std::string>(target.error());
@@ -299,7 +299,7 @@ std::vector<tune::LongContext> TuneRig::long_contexts(const tune::Configuration&
     if (row.tok_s > 0) run.long_contexts.push_back(row);
   }
   server->reset();
-  if (!interrupted())
+  if (run.long_contexts.size() == long_.size())
     if (Status kept = tune::append_run(folder_ + "/samples.jsonl", run); !kept) say(kept.error().message);
   return run.long_contexts;
 }

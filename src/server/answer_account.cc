@@ -47,7 +47,7 @@ void AnswerAccount::open(std::shared_ptr<RequestLog> log, RequestAccount head, c
 }
 
 void AnswerAccount::add_choice(std::shared_ptr<const RequestProgress> progress) {
-  choices_.push_back({std::move(progress), {}});
+  choices_.emplace_back().progress = std::move(progress);
   const int wanted = head_.asked.max_tokens;
   tokens_.emplace_back().reserve(size_t(wanted < 0 ? kUsualTokens : std::min(wanted, kUsualTokens)));
 }
@@ -57,7 +57,7 @@ void AnswerAccount::begin() {
   auto running = std::make_shared<RunningRequest>();
   running->head = head_;
   for (const Choice& choice : choices_) {
-    running->head.choices.push_back({.spans = before(reading_of(choice, 0))});
+    running->head.choices.emplace_back().spans = before(reading_of(choice, 0));
     running->choices.push_back(choice.progress);
   }
   running_ = running;

@@ -249,7 +249,8 @@ TEST(SparseDecode, ChoosesAmongBlocksOfSeveralTiers) {
 }
 
 TEST(SparseDecode, ItsWorkspaceIsCountedBeforehand) {
-  WorkspaceShape shape{.max_sequences = 256, .max_context = 131072};
+  WorkspaceShape shape;
+  shape.max_sequences = 256, shape.max_context = 131072;
   shape.kv = {16, 32, 8, 128, DType::bf16, false, {}};
   EXPECT_EQ(kv_workspace_bytes(shape), 0u);
   shape.kv.sparse = {8192, 0.5f};
