@@ -9,6 +9,7 @@
 
 #include "cli/commands.h"
 #include "cli/load_summary.h"
+#include "cli/simulated_admission.h"
 #include "cli/simulated_server.h"
 #include "cli/traffic_flags.h"
 #include "engine/batching_settings.h"
@@ -119,9 +120,7 @@ void summarize(Run& run) {
     e2e.push_back(ms(r.ended - r.sent));
     queue.push_back(ms(r.queue_ns));
   }
-  if (s.failed)
-    s.first_error =
-        fmt::format("{} refused since the queue was full, {} out of time", refused, s.failed - refused);
+  if (s.failed) s.first_error = fmt::format("{} refused, {} out of time", refused, s.failed - refused);
   s.wall_s = seconds(run.result.ended - run.result.began);
   s.ttft = spread(std::move(ttft)), s.e2e = spread(std::move(e2e)), run.queue = spread(std::move(queue));
   s.itl = spread({run.result.between_tokens_ms.begin(), run.result.between_tokens_ms.end()});
@@ -139,8 +138,9 @@ Result<Run> run_once(const Wish& wish, const SimulatedServer& server) {
   Result<Trace> trace = trace_of(wish.options, run.setup.layout.max_length);
   if (!trace) return std::move(trace).error();
   run.trace = std::move(*trace);
+  SimulatedAdmission admission(wish.config.server.traffic, run.trace);
   const TimeNs begin = now_ns();
-  run.result = simulate(run.setup, run.trace);
+  run.result = simulate(run.setup, run.trace, admission.hooks());
   run.wall_s = seconds(now_ns() - begin);
   summarize(run);
   return run;
@@ -183,15 +183,30 @@ void write_histogram(JsonWriter& out, const char* name, const std::vector<int64_
   out.end_array();
 }
 
-// End to end by lane, of those that completed.
-std::vector<std::pair<Lane, Spread>> by_lane(const Run& run) {
-  std::array<std::vector<double>, kLanes> values;
-  for (size_t i = 0; i < run.trace.requests.size(); ++i)
-    if (const SimulatedRequest& r = run.result.requests[i]; completed(r))
-      values[size_t(run.trace.requests[i].lane)].push_back(ms(r.ended - r.sent));
-  std::vector<std::pair<Lane, Spread>> out;
-  for (int lane = 0; lane < kLanes; ++lane)
-    if (!values[size_t(lane)].empty()) out.emplace_back(Lane(lane), spread(std::move(values[size_t(lane)])));
+// What a lane's requests met; times of those that completed.
+struct LaneSummary {
+  Lane lane{};
+  int64_t came = 0, refused = 0;
+  Spread ttft, e2e;  // ms
+};
+
+// Lanes in which something came.
+std::vector<LaneSummary> by_lane(const Run& run) {
+  std::vector<LaneSummary> out;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    LaneSummary summary{Lane(lane), 0, 0, {}, {}};
+    std::vector<double> ttft, e2e;
+    for (size_t i = 0; i < run.trace.requests.size(); ++i) {
+      if (run.trace.requests[i].lane != summary.lane) continue;
+      const SimulatedRequest& r = run.result.requests[i];
+      ++summary.came, summary.refused += r.refused;
+      if (!completed(r)) continue;
+      ttft.push_back(ms(r.first_token - r.sent)), e2e.push_back(ms(r.ended - r.sent));
+    }
+    if (summary.came == 0) continue;
+    summary.ttft = spread(std::move(ttft)), summary.e2e = spread(std::move(e2e));
+    out.push_back(summary);
+  }
   return out;
 }
 
@@ -238,16 +253,28 @@ void write_run(JsonWriter& out, const Run& run) {
   out.key("peak_waiting").integer(run.result.peak_waiting);
   write_histogram(out, "step_sequences", run.result.steps_of);
   write_histogram(out, "batches", run.result.batches_of);
+  const std::vector<LaneSummary> lanes = by_lane(run);
   out.key("lanes").begin_object();
-  for (const auto& [lane, e2e] : by_lane(run)) write_spread(out, lane_name(lane), e2e);
+  for (const LaneSummary& lane : lanes) write_spread(out, lane_name(lane.lane), lane.e2e);
+  out.end_object().key("lanes_ttft").begin_object();
+  for (const LaneSummary& lane : lanes) write_spread(out, lane_name(lane.lane), lane.ttft);
+  out.end_object().key("lanes_refused").begin_object();
+  for (const LaneSummary& lane : lanes) out.key(lane_name(lane.lane)).integer(lane.refused);
   out.end_object();
 }
 
 std::string describe_run(const Run& run) {
   std::string out = describe(run.summary) + describe_row("in the queue", run.queue);
-  if (const auto lanes = by_lane(run); lanes.size() > 1)
-    for (const auto& [lane, e2e] : lanes)
-      out += describe_row(fmt::format("end to end, {}", lane_name(lane)).c_str(), e2e);
+  const std::vector<LaneSummary> lanes = by_lane(run);
+  if (lanes.size() > 1) {
+    for (const LaneSummary& lane : lanes)
+      out += describe_row(fmt::format("first token, {}", lane_name(lane.lane)).c_str(), lane.ttft);
+    for (const LaneSummary& lane : lanes)
+      out += describe_row(fmt::format("end to end, {}", lane_name(lane.lane)).c_str(), lane.e2e);
+    for (const LaneSummary& lane : lanes)
+      if (lane.refused > 0)
+        out += fmt::format("{} of {} {} requests refused\n", lane.refused, lane.came, lane_name(lane.lane));
+  }
   out += fmt::format(
       "\n{} steps, {:.1f} % of one sequence; device busy {:.1f} %; {} preemptions; at most {} of {} blocks in "
       "use, {} requests waiting\nprefix cache {}: {:.1f} % of {} prompt tokens found\n\n"

@@ -83,7 +83,9 @@ const Key kKeys[] = {
     {"scheduler.target_itl_ms", "sched", "ms", SLOT(model.engine.scheduling.target_itl_ms), 0, 60000, "",
      "How long a step may become by prompts while other sequences are generating, so the time between two of "
      "their tokens; prompts are cut by measured step times. 0: automatic: 1.7 times the step without prompts, "
-     "more as prompts pile up, up to 36 ms."},
+     "more as prompts pile up, up to 36 ms. A target is also what lanes below may fill a step up to, whatever "
+     "their "
+     "weight."},
     {"scheduler.lanes.interactive.weight", "sched", "", SLOT(model.engine.scheduling.interactive_weight), 1,
      1000, "",
      "Share of slots, KV blocks and step time of requests with X-Priority interactive, beside the other lanes' "

@@ -229,5 +229,60 @@ TEST(Burst, LanesBelowGoOnBesideASaturatedOne) {
   EXPECT_LT(last[2], last[0]);
 }
 
+// -- A target for the time between tokens: what lanes below take within it costs those above nothing
+// ------------------------------------------------------------------------------------------------------
+
+struct Beside {
+  int burst_ended = 0;                // requests of a burst in lane batch, within a minute
+  TimeNs first_p99 = 0, gap_p99 = 0;  // of interactive requests: to the first token, between two
+};
+
+Beside a_minute_beside(const Load& load) {
+  VirtualServer server(load.device, load.policy, 4096, load.blocks);
+  std::mt19937 random(7);
+  constexpr double kUntil = 60e9, kLearned = 5e9;  // ns; until then step times are being learned
+  for (double at = 0; at < kUntil; at += -std::log((double(random()) + 1) / 4294967297.0) / load.rate_s * 1e9)
+    server.submit({TimeNs(at), load.prompt, load.answer, Lane::interactive});
+  for (int i = 0; i < load.burst; ++i) server.submit({0, load.burst_prompt, load.burst_answer, Lane::batch});
+  Beside seen;
+  std::vector<TimeNs> first, gaps;
+  for (const auto& o : server.run()) {
+    if (o.wish.lane == Lane::batch) {
+      seen.burst_ended += double(o.end) < kUntil;
+    } else if (double(o.wish.at) >= kLearned) {
+      first.push_back(o.first - o.wish.at);
+      gaps.insert(gaps.end(), o.gaps.begin(), o.gaps.end());
+    }
+  }
+  seen.first_p99 = percentile(first, 0.99), seen.gap_p99 = percentile(gaps, 0.99);
+  return seen;
+}
+
+void expect_filled(Load load, TimeNs target, double times) {
+  const Beside automatic = a_minute_beside(load);
+  load.policy.target_itl_ns = target;
+  const Beside with_target = a_minute_beside(load);
+  EXPECT_GE(with_target.burst_ended, times * automatic.burst_ended);
+  EXPECT_LE(double(with_target.gap_p99), 1.15 * double(target)) << "one least chunk may go beyond it";
+  EXPECT_LE(with_target.first_p99, 8 * target) << "two steps are under way when a prompt comes";
+}
+
+TEST(Target, IsFilledByLanesBelow) {
+  Load load;
+  load.policy.max_running = 256, load.policy.step_tokens = 2048;
+  load.rate_s = 20, load.prompt = load.answer = 64;
+  load.burst = 12000, load.burst_prompt = 128, load.burst_answer = 64;
+  expect_filled(load, 20'000'000, 8);
+}
+
+TEST(Target, IsFilledByLanesBelowOnTwoCores) {
+  Load load;
+  load.device = kTwoCores;
+  load.policy.step_tokens = 512;
+  load.rate_s = 2, load.prompt = load.answer = 64;
+  load.burst = 400, load.burst_prompt = 128, load.burst_answer = 64;
+  expect_filled(load, 50'000'000, 1.4);
+}
+
 }  // namespace
 }  // namespace sluice

@@ -21,6 +21,9 @@ constexpr int kTileRows = 64, kLongContext = 8192;
 constexpr int kLeastChunk = 8;  // tokens
 // A step of lane batch alone: so long at most does someone of another lane wait who comes just then.
 constexpr double kLongestBatchStepNs = 16e6;
+// Of a target, what single tokens of lanes beside others may fill; the rest is for prompts, those of the first
+// lanes first.
+constexpr double kTokensOfTarget = 0.5;
 constexpr TimeNs kForgetNs = 1'000'000'000;
 constexpr TimeNs kPatienceNs = 10'000'000'000;
 
@@ -187,6 +190,14 @@ void Scheduler::earn(PlanState& state, int lane) {
   state.earned[size_t(lane)] = due;
 }
 
+// What is left of a step's target, of which `share` counts. Those in the lanes before were promised that a step
+// takes so long, and no less; so within it the others run into no debt. Without a target there is only their
+// part.
+double Scheduler::left_of_target(const PlanState& state, double share) const {
+  if (policy_.target_itl_ns == 0 || !step_time_.known()) return 0;
+  return share * double(policy_.target_itl_ns) - spent_so_far(state);
+}
+
 // Returns where in running_ it is then: victims that were not in flight are out of the list already, and paused
 // ones may have stood before it.
 size_t Scheduler::extend(PlanState& state, size_t at, int count) {
@@ -204,7 +215,7 @@ void Scheduler::extend_one_token(PlanState& state, int lane) {
        i < running_.size() && running_[i]->lane() == lane && state.tokens > 0; ++i) {
     Sequence* s = running_[i];
     if (!s->plannable() || s->wanted() != 1) continue;
-    if (bounded && credit_[size_t(lane)] <= 0) return;
+    if (bounded && credit_[size_t(lane)] <= 0 && left_of_target(state, kTokensOfTarget) <= 0) return;
     i = extend(state, i, 1);
   }
 }
@@ -291,8 +302,9 @@ int Scheduler::grant(const PlanState& state, const Sequence& s) const {
     time = std::max(time, kContextAndRows * step_time_.prompt_context(s.planned));
   const bool bounded = contended(state, s.lane());
   if (bounded) {
-    if (credit_[size_t(s.lane())] <= 0) return 0;
-    time = std::min(time, credit_[size_t(s.lane())]);
+    const double own = std::max(credit_[size_t(s.lane())], left_of_target(state, 1));
+    if (own <= 0) return 0;
+    time = std::min(time, own);
   } else if (expects_others(s)) {
     const double spent = spent_so_far(state);
     time = std::min(time, std::max(kLongestBatchStepNs - spent, 0.7 * spent));
@@ -404,11 +416,13 @@ bool Scheduler::take(PlanState& state, Sequence* s, int count) {
   const auto lane = size_t(s->lane());
   state.held[lane] += missing;
   const bool prompt = s->wanted() > 1;
+  const bool is_within = left_of_target(state, prompt ? 1 : kTokensOfTarget) > 0;
   if (state.plan.entries.size() == 1) state.spent[lane] += step_time_.fixed();
   const double time = prompt ? step_time_.prompt(s->planned, count) : step_time_.one_token(s->planned);
   state.spent[lane] += time;
   if (prompt) state.prompt_time -= time, ++state.prompts;
-  if (contended(state, int(lane))) credit_[lane] -= time;
+  if (contended(state, int(lane)))
+    credit_[lane] -= is_within ? std::min(time, std::max(credit_[lane], 0.0)) : time;
   s->planned = length;
   ++s->steps_in_flight;
   s->samples_in_flight += samples;

@@ -133,6 +133,7 @@ class Scheduler {
   double spent_so_far(const PlanState& state) const;
   bool expects_others(const Sequence& sequence) const;
   bool contended(const PlanState& state, int lane) const;
+  double left_of_target(const PlanState& state, double share) const;
   void earn(PlanState& state, int lane);
   bool take(PlanState& state, Sequence* sequence, int count);
   void start(PlanState& state, Sequence* sequence, const PrefixMatch& match, const StoredMatch& stored);

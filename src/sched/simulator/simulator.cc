@@ -117,7 +117,7 @@ class Simulation {
     while (!arrivals_.empty() && arrivals_.top().at <= now_) {
       const Due due = arrivals_.top();
       arrivals_.pop();
-      if (in_engine_ >= setup_.max_requests) {
+      if (!enters(due)) {
         result_.requests[due.number].refused = true;
         leave(due.number, now_);
         continue;
@@ -134,6 +134,13 @@ class Simulation {
       if (traced.mask_ns > 0) masked_.push_back(due.number);
     }
     result_.peak_waiting = std::max(result_.peak_waiting, int(scheduler_.waiting().size()));
+  }
+
+  bool enters(const Due& due) {
+    if (hooks_.admits && !hooks_.admits(due.number, due.at)) return false;
+    if (in_engine_ < setup_.max_requests) return true;
+    if (hooks_.left) hooks_.left(due.number);
+    return false;
   }
 
   void drop_cancelled() {
@@ -307,6 +314,7 @@ class Simulation {
     SimulatedRequest& r = result_.requests[number];
     r.ended = seen;
     result_.ended = std::max(result_.ended, seen);
+    if (!r.refused && hooks_.left) hooks_.left(number);
     ++answered_;
     if (r.refused) ++gone_;
     if (trace_.concurrency && next_ < trace_.requests.size()) send(seen);

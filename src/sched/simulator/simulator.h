@@ -55,7 +55,7 @@ struct SimulatedRequest {
   int preemptions = 0;
   int cached_tokens = 0;  // of the prompt
   FinishReason finish = FinishReason::none;
-  bool refused = false;  // the queue was full
+  bool refused = false;  // at the door, or since the queue was full
 };
 
 struct SimulationResult {
@@ -74,6 +74,8 @@ struct SimulationHooks {
   std::function<void(const Scheduler&, const StepPlan&, TimeNs)> planned;
   std::function<void(const Scheduler&, TimeNs)> turned;  // after every turn of the loop
   std::function<void(size_t request, TimeNs)> told;      // a client has a token, at this time
+  std::function<bool(size_t request, TimeNs)> admits;    // at the door: false, it is refused
+  std::function<void(size_t request)> left;              // one that was admitted has ended
   std::function<TimeNs(const StepPlan&)> takes;          // a step's time, instead of SimulationSetup::cost
 };
 
