@@ -11,40 +11,61 @@
 namespace sluice::quantize {
 namespace {
 
+constexpr int64_t kPanel =
+    64;  // columns that are taken together, so that a row is fetched once for all of them
+
 // h = M·Mᵀ with M upper triangular, in place (below the diagonal stays what was there). False: not positive
 // definite.
-bool factor_upper(Matrix& h) {
-  const int64_t n = h.rows;
-  std::vector<float> column(static_cast<size_t>(n));
-  for (int64_t j = n - 1; j >= 0; j--) {
-    const float pivot = h.row(j)[size_t(j)];
-    if (!(pivot > 0) || !std::isfinite(pivot)) return false;
-    const float root = std::sqrt(pivot);
-    for (int64_t i = 0; i <= j; i++) column[size_t(i)] = h.row(i)[size_t(j)] / root;
-    for (int64_t i = 0; i < j; i++) {
-      float* row = h.row(i).data();
-      const float by = column[size_t(i)];
-      for (int64_t k = i; k < j; k++) row[k] -= by * column[size_t(k)];
+bool factor_upper(Matrix& h, int threads) {
+  Matrix panel(kPanel, h.rows);  // the columns of M that are done but not taken from those before them, as rows
+  for (int64_t end = h.rows; end > 0;) {
+    const int64_t begin = std::max<int64_t>(0, end - kPanel);
+    for (int64_t j = end - 1; j >= begin; j--) {
+      const float pivot = h.row(j)[size_t(j)];
+      if (!(pivot > 0) || !std::isfinite(pivot)) return false;
+      const float root = std::sqrt(pivot);
+      float* column = panel.row(j - begin).data();
+      for (int64_t i = 0; i <= j; i++) column[i] = h.row(i)[size_t(j)] /= root;
+      for (int64_t i = 0; i < j; i++)
+        for (int64_t k = std::max(i, begin); k < j; k++) h.row(i)[size_t(k)] -= column[i] * column[k];
     }
-    for (int64_t i = 0; i <= j; i++) h.row(i)[size_t(j)] = column[size_t(i)];
+    parallel_rows(threads, begin, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; i++) {
+        float* row = h.row(i).data();
+        for (int64_t j = end - 1; j >= begin; j--) {
+          const float* column = panel.row(j - begin).data();
+          const float by = column[i];
+          for (int64_t k = i; k < begin; k++) row[k] -= by * column[k];
+        }
+      }
+    });
+    end = begin;
   }
   return true;
 }
 
-Matrix invert_upper(const Matrix& m) {
+// Columns depend on themselves alone; those of a panel lie together while they are made, since rows a power of
+// two apart would share a few lines of the processor's cache.
+Matrix invert_upper(const Matrix& m, int threads) {
   const int64_t n = m.rows;
   Matrix u(n, n);
-  for (int64_t i = n - 1; i >= 0; i--) {
-    float* row = u.row(i).data();
-    row[i] = 1;
-    for (int64_t k = i + 1; k < n; k++) {
-      const float by = m.row(i)[size_t(k)];
-      const float* from = u.row(k).data();
-      for (int64_t c = k; c < n; c++) row[c] -= by * from[c];
+  parallel_rows(threads, (n + kPanel - 1) / kPanel, [&](int64_t first, int64_t last) {
+    for (int64_t begin = first * kPanel; begin < std::min(last * kPanel, n); begin += kPanel) {
+      const int64_t end = std::min(begin + kPanel, n), width = end - begin;
+      Matrix panel(end, width);
+      for (int64_t i = end - 1; i >= 0; i--) {
+        float* row = panel.row(i).data();
+        if (i >= begin) row[i - begin] = 1;
+        for (int64_t k = i + 1; k < end; k++) {
+          const float by = m.row(i)[size_t(k)];
+          const float* from = panel.row(k).data();
+          for (int64_t c = 0; c < width; c++) row[c] -= by * from[c];
+        }
+        const float pivot = m.row(i)[size_t(i)];
+        for (int64_t c = 0; c < width; c++) u.row(i)[size_t(begin + c)] = row[c] /= pivot;
+      }
     }
-    const float pivot = m.row(i)[size_t(i)];
-    for (int64_t c = i; c < n; c++) row[c] /= pivot;
-  }
+  });
   return u;
 }
 
@@ -76,7 +97,7 @@ void compensate(const Matrix& original, const Compensation& by, int threads, con
 
 }  // namespace
 
-Matrix inverse_factor(Matrix h, double damping) {
+Matrix inverse_factor(Matrix h, double damping, int threads) {
   CHECK(h.rows == h.cols);
   double mean = 0;
   for (int64_t i = 0; i < h.rows; i++) mean += double(h.row(i)[size_t(i)]) / double(h.rows);
@@ -85,12 +106,12 @@ Matrix inverse_factor(Matrix h, double damping) {
   for (double added = damping * (mean > 0 ? mean : 1);; added *= 10) {
     Matrix m = h;
     for (int64_t i = 0; i < h.rows; i++) m.row(i)[size_t(i)] += float(added);
-    if (factor_upper(m)) return invert_upper(m);
+    if (factor_upper(m, threads)) return invert_upper(m, threads);
     CHECK(added < 1e30, "a diagonal that large is positive definite");
   }
 }
 
-Compensation compensation_of(const Matrix& hessian, double damping) {
+Compensation compensation_of(const Matrix& hessian, double damping, int threads) {
   const int64_t n = hessian.rows;
   Compensation out{std::vector<int32_t>(static_cast<size_t>(n)), {}};
   std::iota(out.order.begin(), out.order.end(), 0);
@@ -101,7 +122,7 @@ Compensation compensation_of(const Matrix& hessian, double damping) {
   for (int64_t i = 0; i < n; i++)
     for (int64_t j = 0; j < n; j++)
       ordered.row(i)[size_t(j)] = hessian.row(out.order[size_t(i)])[size_t(out.order[size_t(j)])];
-  out.factor = inverse_factor(std::move(ordered), damping);
+  out.factor = inverse_factor(std::move(ordered), damping, threads);
   return out;
 }
 

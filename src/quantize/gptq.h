@@ -8,7 +8,7 @@ namespace sluice::quantize {
 
 // Upper triangular U with h⁻¹ = UᵀU, of a symmetric h whose diagonal gets `damping` times its mean added (more,
 // if h is still not positive definite). Columns that never had an input count as independent of all others.
-Matrix inverse_factor(Matrix h, double damping);
+Matrix inverse_factor(Matrix h, double damping, int threads);
 
 // What errors are made good by: columns in the order in which they are rounded, those whose input carries most
 // first (their errors have the most columns to come), and the factor of the hessian in that order.
@@ -16,7 +16,7 @@ struct Compensation {
   std::vector<int32_t> order;  // [K]
   Matrix factor;               // [K, K]
 };
-Compensation compensation_of(const Matrix& hessian, double damping);
+Compensation compensation_of(const Matrix& hessian, double damping, int threads);
 
 // [N, K] rounded. Each group's step comes from the weights as they were: groups are of columns that lie side by
 // side, whatever order they are rounded in, so that readers need no list of which column is in which.

@@ -115,7 +115,8 @@ class Layer {
     auto known = compensations_.find(input);
     if (known == compensations_.end())
       known = compensations_
-                  .emplace(input, compensation_of(statistics_.at(input).hessian(), plan_.settings.damping))
+                  .emplace(input, compensation_of(statistics_.at(input).hessian(), plan_.settings.damping,
+                                                  tools_.threads))
                   .first;
     return known->second;
   }

@@ -110,12 +110,13 @@ TEST_F(Methods, GptqReconstructsOutputsBetterThanRounding) {
   const Statistics s = watch(x);
   for (const int bits : {4, 8}) {
     const Grid grid{bits, 64, false, 1};
-    const IntegerMatrix m = quantize_gptq(w, compensation_of(s.hessian(), 0.01), grid, 2);
+    const IntegerMatrix m = quantize_gptq(w, compensation_of(s.hessian(), 0.01, 2), grid, 2);
     EXPECT_LT(error(w, dequantize(m), s), 0.7 * error(w, dequantize(round_to_nearest(w, grid)), s)) << bits;
     EXPECT_THAT(m.zero, Each(Ge(1)));
     EXPECT_EQ(m.scale, round_to_nearest(w, grid).scale)
         << "groups are as they lie, whatever order columns have";
-    EXPECT_EQ(quantize_gptq(w, compensation_of(s.hessian(), 0.01), grid, 1).q, m.q) << "threads change nothing";
+    EXPECT_EQ(quantize_gptq(w, compensation_of(s.hessian(), 0.01, 1), grid, 1).q, m.q)
+        << "threads change nothing";
   }
 }
 
@@ -127,7 +128,7 @@ TEST_F(Methods, CompensatedFloatsReconstructOutputsBetterThanTheNearest) {
   const Matrix w = normal(40, 128, 0.05f);
   const Statistics s = watch(x);
   for (const int64_t block : {0, 128}) {
-    const FloatMatrix m = compensate_float8(w, compensation_of(s.hessian(), 0.01), block, 2);
+    const FloatMatrix m = compensate_float8(w, compensation_of(s.hessian(), 0.01, 2), block, 2);
     EXPECT_LT(error(w, dequantize(m), s), 0.7 * error(w, dequantize(to_float8(w, block)), s)) << block;
     EXPECT_EQ(m.scale, to_float8(w, block).scale);
   }
@@ -136,7 +137,7 @@ TEST_F(Methods, CompensatedFloatsReconstructOutputsBetterThanTheNearest) {
 TEST_F(Methods, ColumnsWhoseInputCarriesMostAreRoundedFirst) {
   Matrix x = normal(kRows, 8);
   for (int64_t t = 0; t < x.rows; t++) x.row(t)[5] *= 20, x.row(t)[2] *= 5, x.row(t)[7] = 0;
-  const Compensation by = compensation_of(watch(x).hessian(), 0.01);
+  const Compensation by = compensation_of(watch(x).hessian(), 0.01, 1);
   EXPECT_EQ(by.order[0], 5);
   EXPECT_EQ(by.order[1], 2);
   EXPECT_EQ(by.order[7], 7) << "nothing reads it";
@@ -148,22 +149,26 @@ TEST_F(Methods, ColumnsWhoseInputCarriesMostAreRoundedFirst) {
 }
 
 TEST_F(Methods, TheInverseFactorGivesTheInverseBack) {
-  const Statistics s = watch(normal(kRows, 24));
-  const Matrix u = inverse_factor(s.hessian(), 1e-6);
-  for (size_t i = 0; i < 24; i++)
-    for (size_t j = 0; j < 24; j++) {
-      double sum = 0;  // (Uᵀ U H)[i][j]
-      for (int64_t k = 0; k < 24; k++)
-        for (int64_t l = 0; l < 24; l++)
-          sum += double(u.row(k)[i]) * double(u.row(k)[size_t(l)]) * double(s.hessian().row(l)[j]);
-      EXPECT_NEAR(sum, i == j, 1e-3);
-    }
+  for (const int64_t n : {24, 64, 150}) {  // within a panel of columns, just one, several
+    const Matrix h = watch(normal(kRows, n)).hessian(), u = inverse_factor(h, 1e-6, 2);
+    EXPECT_EQ(inverse_factor(h, 1e-6, 1).values, u.values) << "threads change nothing";
+    Matrix product(n, n);  // U H
+    for (int64_t k = 0; k < n; k++)
+      for (int64_t l = k; l < n; l++)
+        for (size_t j = 0; j < size_t(n); j++) product.row(k)[j] += u.row(k)[size_t(l)] * h.row(l)[j];
+    for (size_t i = 0; i < size_t(n); i++)
+      for (size_t j = 0; j < size_t(n); j++) {
+        double sum = 0;  // (Uᵀ U H)[i][j]
+        for (int64_t k = 0; k <= int64_t(i); k++) sum += double(u.row(k)[i]) * double(product.row(k)[j]);
+        EXPECT_NEAR(sum, i == j, 2e-3) << n << ": " << i << ", " << j;
+      }
+  }
 }
 
 TEST_F(Methods, AHessianOfTooFewRowsIsDampedUntilItCanBeInverted) {
   Matrix x(1, 32);
   x.row(0)[4] = 100;  // one row, one channel: rank 1, and 31 channels without any input
-  const Matrix u = inverse_factor(watch(x).hessian(), 0.01);
+  const Matrix u = inverse_factor(watch(x).hessian(), 0.01, 1);
   for (const float v : u.values) EXPECT_TRUE(std::isfinite(v));
 }
 
