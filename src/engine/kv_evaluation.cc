@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/bytes.h"
+#include "engine/device_check.h"
 #include "kv/block_table.h"
 #include "model/decoder.h"
 
@@ -211,11 +212,14 @@ struct Row {
   double bytes_per_token = 0;
 };
 
-Status check_comparison(const EvaluatedModel& full, const EvaluatedModel& wished) {
-  const auto tiering = tiering_of(wished.kv);
-  if (!tiering) return tiering.error();
-  if (Status has = check_precision(wished.kv, wished.backend); !has) return has;
-  if (Status has = check_sparse(wished.kv, wished.backend); !has) return has;
+Status check_kernels(const EvaluatedModel& model, const KvSettings& kv, const KvEvaluationWish& wish) {
+  return check_device(model.backend, model.spec, kv,
+                      {.block_tokens = wish.block_tokens, .tokens = wish.block_tokens, .sequences = 1});
+}
+
+Status check_comparison(const EvaluatedModel& full, const EvaluatedModel& wished,
+                        const KvEvaluationWish& wish) {
+  if (Status has = check_kernels(wished, wished.kv, wish); !has) return has;
   if (wished.spec.vocab != full.spec.vocab)
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("the models have vocabularies of {} and {} tokens, so they cannot be compared",
@@ -338,11 +342,12 @@ Result<std::vector<Result<KvEvaluation>>> compare_models(const EvaluatedModel& f
   const size_t lead = wish.first_id >= 0 ? 1 : 0;
   if (ids.size() + lead < 2)
     return Error{ErrorCode::kInvalidArgument, "the text has no two tokens: give a longer one", "data"};
+  if (Status has = check_kernels(full_model, {}, wish); !has) return std::move(has).error();
   Reader full(full_model, {.dtype = full_model.backend.kv_dtype()}, wish);
   std::vector<Row> rows;
   size_t step_rows = size_t(wish.block_tokens);
   for (const EvaluatedModel& model : wished) {
-    Row& row = rows.emplace_back(Row{check_comparison(full_model, model), nullptr});
+    Row& row = rows.emplace_back(Row{check_comparison(full_model, model, wish), nullptr});
     if (row.state) row.reader = reader_of(full_model, model, wish);
     if (row.state && row.reader->geometry().sparse.on()) step_rows = 1;  // only rows of their own read a part
   }

@@ -10,6 +10,7 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "engine/batching_settings.h"
+#include "engine/device_check.h"
 #include "engine/kv_size.h"
 #include "engine/replay_buckets.h"
 
@@ -82,19 +83,10 @@ Sha256 identity_of(const Sha256& model, const Backend& backend, const KvGeometry
 }
 
 Status check_device(const Backend& backend, const ModelSpec& spec, const EngineConfig& settled) {
-  if (Status ok = check_precision(settled.kv, backend); !ok) return ok;
-  if (Status ok = check_sparse(settled.kv, backend); !ok) return ok;
-  return backend.check({.hidden = spec.hidden,
-                        .ffn = spec.ffn,
-                        .vocab = spec.vocab,
-                        .heads = spec.heads,
-                        .kv_heads = spec.kv_heads,
-                        .head_dim = spec.head_dim,
-                        .experts = spec.experts,
-                        .block_tokens = settled.block_tokens,
-                        .step_tokens = std::max(settled.step_tokens, settled.max_sequences),
-                        .max_sequences = settled.max_sequences,
-                        .kv_tiers = settled.kv.precision != "bf16"});
+  return check_device(backend, spec, settled.kv,
+                      {.block_tokens = settled.block_tokens,
+                       .tokens = std::max(settled.step_tokens, settled.max_sequences),
+                       .sequences = settled.max_sequences});
 }
 
 // The way out: for those who asked for a card, the CPU.

@@ -125,9 +125,16 @@ class ReplayingBackend : public Backend {
     return true;
   }
 
- private:
+ protected:
   using Op = std::function<void()>;
+  // Behind all that was asked for before.
+  void enqueue(Op f) {
+    std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(f));
+    wake_.notify_one();
+  }
 
+ private:
   void op(Op f) {
     if (recording_)
       recording_->push_back(std::move(f));
@@ -138,11 +145,6 @@ class ReplayingBackend : public Backend {
     enqueue([record = &records_.at(key)] {
       for (const Op& f : *record) f();
     });
-  }
-  void enqueue(Op f) {
-    std::lock_guard lock(mutex_);
-    queue_.push_back(std::move(f));
-    wake_.notify_one();
   }
   void run_device() {
     for (;;) {

@@ -176,6 +176,7 @@ class Scheduler {
   BlockPool pool_;
   std::unique_ptr<PrefixIndex> prefixes_;  // null: the cache is off
   HostTier* const host_;                   // null: there is none
+  uint64_t evicted_before_ = 0;            // blocks, when the last plan was made
   // What a sequence waits for that comes from outside the pool.
   struct Restoring {
     std::vector<PendingBlock> pending;

@@ -173,16 +173,20 @@ void Scheduler::stop_restoring(Sequence& s) {
 }
 
 // Last pass: what might be given up goes to the host, before it is. Nothing takes blocks after it, and the next
-// step's ops wait for these copies, so nobody need hold the blocks meanwhile.
+// step's ops wait for these copies, so nobody need hold the blocks meanwhile. At least twice as many blocks as
+// this plan took from the cache: copies that fall behind lose the prefix's beginning, which is taken last, and
+// with it all of the prefix.
 void Scheduler::save(PlanState& state) {
   if (!host_) return;
   const std::vector<BlockMove>& just_moved = state.plan.moves;
   std::vector<HostMove>& moves = state.plan.host_moves;
   size_t bytes = rates_.step_bytes();
+  const uint64_t evicted = pool_.evicted();
+  uint64_t due = 2 * (evicted - std::exchange(evicted_before_, evicted));
   BlockId block;
   BlockKey key;
   int group;
-  while (bytes > 0 && moves.size() < moves.capacity() && prefixes_->next_left(block, key, group)) {
+  while ((bytes > 0 || due > 0) && moves.size() < moves.capacity() && prefixes_->next_left(block, key, group)) {
     if (const int entry = host_->find(key, group); entry >= 0) {
       host_->touch(entry);
       continue;
@@ -195,6 +199,7 @@ void Scheduler::save(PlanState& state) {
     if (entry < 0) continue;
     moves.push_back({ref, host_->place(entry), entry});
     bytes -= std::min(bytes, host_->bytes(entry));
+    due -= due > 0;
   }
 }
 
