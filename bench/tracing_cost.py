@@ -14,6 +14,7 @@ import subprocess
 import threading
 
 KINDS = {"off": None, "ratio 0.001": "0.001", "ratio 1.0": "1"}
+TRACEPARENT = "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-"  # and whether the caller wants it traced
 
 
 class Sink:
@@ -53,10 +54,10 @@ class Served:
         fields = open(f"/proc/{self.process.pid}/stat").read().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def load(self, requests):
+    def load(self, requests, *flags):
         before = self.cpu_seconds()
         done = subprocess.run([self.args.sluice, "bench", "serve", "--url", self.url, "--concurrency", str(self.args.concurrency), "--requests",
-                               str(requests), "--input-tokens", str(self.args.input_tokens), "--output-tokens", str(self.args.output_tokens), "--json"],
+                               str(requests), "--input-tokens", str(self.args.input_tokens), "--output-tokens", str(self.args.output_tokens), "--json", *flags],
                               capture_output=True, text=True, check=True)
         return json.loads(done.stdout)["output_tok_s"], (self.cpu_seconds() - before) / requests
 
@@ -64,6 +65,19 @@ class Served:
         rate, cpu = self.load(self.args.requests)
         self.rates.append(rate)
         self.cpu.append(cpu)
+
+
+class Asked:
+    """A server that traces what its callers ask for, and callers who always or never do."""
+
+    def __init__(self, server, flag):
+        self.server, self.process, self.header, self.rates, self.cpu = server, server.process, TRACEPARENT + flag, [], []
+
+    def load(self, requests):
+        return self.server.load(requests, "--header", self.header)
+
+    round = Served.round
+    args = property(lambda self: self.server.args)
 
 
 def main():
@@ -75,17 +89,22 @@ def main():
     p.add_argument("--requests", type=int, default=256)
     p.add_argument("--input-tokens", type=int, default=16)
     p.add_argument("--output-tokens", type=int, default=32)
+    p.add_argument("--one-server", action="store_true", help="none and all requests traced, by their traceparent; servers on a card differ by more than this")
     p.add_argument("--kv-gib", type=float, default=1, help="of each server; three run at once")
     p.add_argument("--rounds", type=int, default=5)
     args = p.parse_args()
     sink = Sink()
-    servers = {kind: Served(args, ratio, sink) for kind, ratio in KINDS.items()}
+    if args.one_server:
+        server = Served(args, "0", sink)
+        servers = {"off": Asked(server, "00"), "traced": Asked(server, "01")}
+    else:
+        servers = {kind: Served(args, ratio, sink) for kind, ratio in KINDS.items()}
     try:
         for server in servers.values():
             server.load(args.concurrency)
         for turn in range(args.rounds):
             order = list(servers.values())
-            for server in order[turn % 3:] + order[:turn % 3]:
+            for server in order[turn % len(order):] + order[:turn % len(order)]:
                 server.round()
     finally:
         for server in servers.values():

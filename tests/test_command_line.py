@@ -162,6 +162,37 @@ def test_bench_serve_has_the_promised_shape(smollm2, mode):
     assert result["qps"] > 0 and result["output_tok_s"] > 0
 
 
+class TellsHeaders(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    seen = []
+
+    def do_POST(self):
+        self.seen.append((self.headers["X-Env"], self.headers["X-Canary"]))
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(500)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_bench_serve_sends_the_headers_that_it_is_given():
+    with http.server.HTTPServer(("127.0.0.1", 0), TellsHeaders) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        run_sluice("bench", "serve", "--url", f"http://127.0.0.1:{server.server_port}", "--model", "m", "--concurrency", "1", "--requests", "1",
+                   "--header", "X-Env: canary", "--header", "X-Canary: 1")
+        server.shutdown()
+    assert TellsHeaders.seen and set(TellsHeaders.seen) == {("canary", "1")}
+
+
+@pytest.mark.parametrize("header", ["nonsense", ": x", "A B: x", "A: b\r\nX: y"])
+def test_a_header_is_a_name_and_a_value_in_one_line(header):
+    done = run_sluice("bench", "serve", "--url", "http://127.0.0.1:1", "--header", header)
+    assert done.returncode == 2
+    assert "--header" in done.stderr and done.stderr.count("\n") == 1
+
+
 class EverySecondFails(http.server.BaseHTTPRequestHandler):
     """An OpenAI-compatible server with a fault: completions 2, 4, … end with status 500."""
     protocol_version = "HTTP/1.1"

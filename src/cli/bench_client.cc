@@ -334,6 +334,7 @@ class LoadRun {
     if (!load_.keep_alive) c.out += "Connection: close\r\n";
     if (!target_.api_key.empty()) c.out += fmt::format("Authorization: Bearer {}\r\n", target_.api_key);
     if (!target_.lane.empty()) c.out += fmt::format("X-Priority: {}\r\n", target_.lane);
+    for (const std::string& header : target_.headers) c.out += header + "\r\n";
     if (!target_.request_id_prefix.empty())
       c.out += fmt::format("X-Request-Id: {}{}\r\n", target_.request_id_prefix, exchange);
     if (!e.body.empty())

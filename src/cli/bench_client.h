@@ -15,10 +15,11 @@ namespace sluice::cli {
 struct Target {
   std::string host;
   std::string port = "80";
-  std::string prefix;             // path before /v1, without a slash at the end
-  std::string api_key;            // empty: none is sent
-  std::string lane;               // X-Priority; empty: none is sent
-  std::string request_id_prefix;  // of X-Request-Id, which an exchange's number follows; empty: none is sent
+  std::string prefix;                // path before /v1, without a slash at the end
+  std::string api_key;               // empty: none is sent
+  std::string lane;                  // X-Priority; empty: none is sent
+  std::vector<std::string> headers;  // "NAME: VALUE", with every request
+  std::string request_id_prefix;     // of X-Request-Id, which an exchange's number follows; empty: none is sent
 };
 
 // http://HOST[:PORT][/PREFIX], HOST may be [v6]. A "/v1" at the end of the prefix is taken off.

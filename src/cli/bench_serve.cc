@@ -116,6 +116,7 @@ int bench_serve(const BenchServeOptions& options) {
   }
   target->api_key = options.api_key;
   target->lane = options.lane;
+  target->headers = options.headers;
   const TimeNs timeout = TimeNs(options.timeout_ms) * 1'000'000;
   Result<std::string> model =
       options.model.empty() ? first_model(*target, timeout) : Result<std::string>(options.model);

@@ -86,9 +86,10 @@ struct BenchServeOptions {
   std::string url;
   std::string model;  // empty: the first of /v1/models
   std::string api_key;
-  std::string lane;     // as the server names them; empty: its default
-  int concurrency = 0;  // closed loop; or
-  double rate = 0;      // open loop, requests a second, Poisson arrivals
+  std::string lane;                  // as the server names them; empty: its default
+  std::vector<std::string> headers;  // "NAME: VALUE"
+  int concurrency = 0;               // closed loop; or
+  double rate = 0;                   // open loop, requests a second, Poisson arrivals
   int requests = 64;
   int input_tokens = 128;
   int output_tokens = 64;

@@ -1,7 +1,23 @@
 // The flags of commands that measure, judge and make models.
+#include <fmt/format.h>
+
+#include <algorithm>
+
 #include "cli/parser.h"
 
 namespace sluice::cli {
+namespace {
+
+// Empty: it is a header. What has a line's end in it would be more than one, or the end of all.
+std::string header_fault(const std::string& header) {
+  const size_t colon = header.find(':');
+  const bool named = colon != std::string::npos && colon > 0 && header.find_first_of(" \t") > colon;
+  const bool clean = std::none_of(header.begin(), header.end(), [](unsigned char c) { return c < 0x20; });
+  if (!clean) return "a header is one line";
+  return named ? "" : fmt::format("'{}' is not \"NAME: VALUE\"", header);
+}
+
+}  // namespace
 
 void Parser::add_eval() {
   EvalOptions& e = line_.eval;
@@ -228,6 +244,11 @@ void Parser::add_bench() {
   serve->add_option("--api-key", s.api_key, "Bearer token");
   serve->add_option("--priority", s.lane, "Lane of all requests (sluice only)")
       ->check(CLI::IsMember({"interactive", "standard", "batch"}));
+  serve
+      ->add_option("--header", s.headers,
+                   "\"NAME: VALUE\" with every request, such as \"X-Env: canary\"; may be given more than once")
+      ->check(CLI::Validator(header_fault, "NAME: VALUE"))
+      ->allow_extra_args(false);
   CLI::Option* concurrency =
       serve->add_option("--concurrency", s.concurrency, "Closed loop: so many requests always in flight")
           ->check(CLI::Range(1, 16384));

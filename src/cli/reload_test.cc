@@ -71,6 +71,7 @@ TEST(Reload, TrafficIsHandedToTheServerWhereItChanged) {
                    given.push_back(settings);
                    return Status();
                  },
+                 {},
                  {}});
   NotingEngine engine;
   reload.apply(engine, nullptr);
