@@ -80,6 +80,8 @@ Status check_sparse(const KvSettings& s, const Backend& backend) {
                "kv.sparse_above"};
 }
 
+size_t machine_memory_bytes() { return size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE)); }
+
 Result<int> host_slots_of(const KvSettings& s, size_t slot_bytes, int groups) {
   if (s.host_bytes == 0) return 0;
   constexpr int kMostSlots = 1 << 24;
@@ -89,7 +91,7 @@ Result<int> host_slots_of(const KvSettings& s, size_t slot_bytes, int groups) {
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("{} bytes hold too few blocks: 0, or at least {}", s.host_bytes, least),
                  "kv.host_bytes"};
-  const size_t machine = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+  const size_t machine = machine_memory_bytes();
   if (s.host_bytes > machine)
     return Error{ErrorCode::kInvalidArgument,
                  fmt::format("{} bytes are more than the machine's {}", s.host_bytes, machine),

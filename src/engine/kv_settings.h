@@ -35,6 +35,8 @@ Status check_outside(const KvSettings& settings, bool prefix_cache);
 Status check_sparse(const KvSettings& settings, const Backend& backend);
 
 // Slots of host memory: as many as host_bytes hold. Error: it holds too few.
+size_t machine_memory_bytes();  // all of it, in use or not
+
 Result<int> host_slots_of(const KvSettings& settings, size_t slot_bytes, int groups);
 
 // The model with the window forced upon its layers: those with a smaller one of their own keep it.

@@ -66,16 +66,29 @@ Error too_small(const KvWish& wish) {
   const int least = std::min(kMinContext, wish.layout.max_length);
   const size_t needed = size_t(peak_blocks_at(wish.layout, least)) * wish.block_bytes;
   if (wish.card.total && !wish.kv_bytes) return card_too_small(wish.card, least, needed);
-  return {ErrorCode::kResourceExhausted,
-          fmt::format(
-              "{:.1f} MiB for keys and values are not enough for a context of {} tokens, which takes {:.1f} "
-              "MiB{}",
-              mib(budget(wish)), least, mib(needed),
-              wish.kv_bytes ? "; give more, or 0 to have it chosen from the free memory"
-                            : fmt::format(" ({:.1f} MiB are free, half of it may be used): use a smaller "
-                                          "model or free some memory",
-                                          mib(wish.free_bytes))),
-          "engine.kv_bytes"};
+  const std::string missed =
+      wish.kv_bytes ? fmt::format(
+                          "{} bytes for keys and values are not enough for a context of {} tokens, which "
+                          "takes {}; give more, or 0 to have it chosen from the free memory",
+                          wish.kv_bytes, least, needed)
+                    : fmt::format(
+                          "{:.1f} MiB for keys and values are not enough for a context of {} tokens, which "
+                          "takes {:.1f} MiB ({:.1f} MiB are free, half of it may be used): use a smaller "
+                          "model or free some memory",
+                          mib(budget(wish)), least, mib(needed), mib(wish.free_bytes));
+  return {ErrorCode::kResourceExhausted, missed, "engine.kv_bytes"};
+}
+
+// More than is free may become free; more than there is never does, and its tables alone would fill memory.
+Status check_there_is_so_much(const KvWish& wish) {
+  const size_t all = wish.card.total ? wish.card.total : wish.machine_bytes;
+  if (all == 0 || wish.kv_bytes <= all) return {};
+  return Error{
+      ErrorCode::kResourceExhausted,
+      fmt::format("{} bytes are more than the {}'s {}; give less, or 0 to have it chosen from the free "
+                  "memory",
+                  wish.kv_bytes, wish.card.total ? "card" : "machine", all),
+      "engine.kv_bytes"};
 }
 
 }  // namespace
@@ -83,6 +96,7 @@ Error too_small(const KvWish& wish) {
 Result<KvSize> size_kv(const KvWish& wish) {
   const KvLayout& layout = wish.layout;
   CHECK(layout.block_tokens > 0 && layout.max_length > 0 && wish.block_bytes > 0);
+  if (Status ok = check_there_is_so_much(wish); !ok) return std::move(ok).error();
   const size_t one_longest = size_t(layout.peak_blocks(layout.max_length));
   const Wanted want = wanted(wish);
   constexpr size_t kMostBlocks = size_t{1} << 30;

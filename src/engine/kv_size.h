@@ -27,8 +27,9 @@ struct CardMemory {
 struct KvWish {
   KvLayout layout;  // max_length: the context wished for
   size_t block_bytes = 0;
-  size_t kv_bytes = 0;    // given by the user; 0: choose
-  size_t free_bytes = 0;  // memory left once the weights are in
+  size_t kv_bytes = 0;       // given by the user; 0: choose
+  size_t free_bytes = 0;     // memory left once the weights are in
+  size_t machine_bytes = 0;  // all that the machine has, in use or not; 0: not known
   int max_sequences = 0;
   CardMemory card;
 };
@@ -44,8 +45,8 @@ struct KvSize {
 // context. Chosen elsewhere: room for max_sequences requests of a moderate length, or for one of the longest if
 // that is more; at most half of the free memory. The pool is touched only as it is used, so a generous choice
 // costs address space, not memory. Where not even one longest request fits, the context shrinks. Error
-// (kResourceExhausted): not enough for kMinContext; on a card it says how much is short and which settings free
-// it.
+// (kResourceExhausted): not enough for kMinContext (on a card it says how much is short and which settings free
+// it), or more asked for than the card or the machine has at all.
 Result<KvSize> size_kv(const KvWish& wish);
 
 inline constexpr int kModerateContext = 2048;  // tokens per sequence that the choice reckons with

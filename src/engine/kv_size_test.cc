@@ -48,7 +48,24 @@ TEST(KvSize, WhatTheUserSetsIsTaken) {
   w.kv_bytes = 1;
   const auto one = size_kv(w);
   ASSERT_FALSE(one.ok());
-  EXPECT_NE(one.error().message.find("give more, or 0"), std::string::npos) << one.error().message;
+  EXPECT_NE(
+      one.error().message.find("1 bytes for keys and values are not enough for a context of 64 tokens, which "
+                               "takes 4000; give more, or 0"),
+      std::string::npos)
+      << one.error().message;
+}
+
+TEST(KvSize, MoreThanThereIsIsRefusedAndMoreThanIsFreeIsNot) {
+  KvWish w = wish(8192, 10);
+  w.machine_bytes = 700 * 1000;
+  w.kv_bytes = 700 * 1000;
+  EXPECT_TRUE(size_kv(w)->exceeds_free);
+  w.kv_bytes += 1;
+  const auto more = size_kv(w);
+  ASSERT_FALSE(more.ok());
+  EXPECT_EQ(more.error().field, "engine.kv_bytes");
+  EXPECT_NE(more.error().message.find("700001 bytes are more than the machine's 700000"), std::string::npos)
+      << more.error().message;
 }
 
 TEST(KvSize, OneSequenceOfTheContextAlwaysFits) {

@@ -272,6 +272,7 @@ KvWish kv_wish(const ModelSpec& spec, const EngineConfig& config, Backend& backe
   wish.block_bytes = backend.kv_block_bytes(kv_geometry(groups, spec, config, backend));
   wish.kv_bytes = config.kv_bytes;
   wish.free_bytes = device.memory_bytes - std::min(device.memory_bytes, config.promised_bytes);
+  wish.machine_bytes = machine_memory_bytes();
   wish.max_sequences = config.max_sequences;
   if (device.is_card())
     wish.card = {device.memory_total, device.memory_total - std::min(device.memory_total, device.memory_bytes),
