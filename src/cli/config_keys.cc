@@ -373,16 +373,21 @@ Error expected(const std::string& what, const std::string& got) {
   return {ErrorCode::kInvalidArgument, fmt::format("expected {}, got '{}'", what, got)};
 }
 
-std::string number_expectation(const Key& key) {
-  if (key.max == kNoLimit || key.max == kMaxInt) return fmt::format("an integer of at least {}", key.min);
+// Where only the type bounds a number, that is said to who meets the bound.
+std::string number_expectation(const Key& key, bool too_large) {
+  if (key.max == kNoLimit || key.max == kMaxInt)
+    return too_large ? fmt::format("an integer of at most {}", key.max)
+                     : fmt::format("an integer of at least {}", key.min);
   return fmt::format("an integer from {} to {}", key.min, key.max);
 }
 
 Result<int64_t> parse_number(const Key& key, const std::string& text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < key.min || value > key.max)
-    return expected(number_expectation(key), text);
+  const bool whole = end == text.data() + text.size() && error != std::errc::invalid_argument;
+  const bool too_large = whole && (error == std::errc::result_out_of_range ? text[0] != '-' : value > key.max);
+  if (!whole || too_large || error != std::errc() || value < key.min)
+    return expected(number_expectation(key, too_large), text);
   return value;
 }
 

@@ -65,6 +65,13 @@ TEST_F(ConfigFile, WrongValuesAreNamed) {
             "2: server.port: expected an integer from 0 to 65535, got '99999999999999999999'");
   EXPECT_EQ(error("engine:\n  kv_bytes: -1\n"),
             "2: engine.kv_bytes: expected an integer of at least 0, got '-1'");
+  EXPECT_EQ(
+      error("engine:\n  kv_bytes: 99999999999999999999\n"),
+      "2: engine.kv_bytes: expected an integer of at most 9223372036854775807, got '99999999999999999999'");
+  EXPECT_EQ(error("engine:\n  kv_bytes: -99999999999999999999\n"),
+            "2: engine.kv_bytes: expected an integer of at least 0, got '-99999999999999999999'");
+  EXPECT_EQ(error("kv:\n  sliding_window: 2147483648\n"),
+            "2: kv.sliding_window: expected an integer of at most 2147483647, got '2147483648'");
   EXPECT_EQ(error("log:\n  json: yes\n"), "2: log.json: expected true or false, got 'yes'");
   EXPECT_EQ(error("log:\n  level: loud\n"),
             "2: log.level: expected one of debug, info, warn, error, off, got 'loud'");
