@@ -50,6 +50,17 @@ TEST(ApiKeys, FindsHashedNamedAndPlainOnes) {
   EXPECT_EQ(keys->find(HttpRequest{}), 0);
 }
 
+TEST(Cors, OriginsThatNoBrowserSendsAreRefused) {
+  EXPECT_TRUE(
+      Cors::check({"*", "null", "https://chat.example.com", "http://127.0.0.1:3000", "http://[::1]:80"}).ok());
+  for (const char* bad :
+       {"", "x", "chat.example.com", "https://", "://a", "https://a/", "https://a/chat", "https://*.a"}) {
+    const Status status = Cors::check({"https://good.example", bad});
+    ASSERT_FALSE(status.ok()) << bad;
+    EXPECT_THAT(status.error().message, testing::HasSubstr(std::string("got '") + bad + "'"));
+  }
+}
+
 TEST(ApiKeys, RefusesBadEntriesByPlaceAlone) {
   const std::string good = "sha256:" + hex(sha256("x"));
   for (const std::string& bad :

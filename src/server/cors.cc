@@ -1,8 +1,26 @@
 #include "server/cors.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace sluice {
+
+Status Cors::check(const std::vector<std::string>& origins) {
+  for (const std::string& origin : origins) {
+    const size_t scheme = origin.find("://");
+    const bool whole = scheme != std::string::npos && scheme > 0 && scheme + 3 < origin.size() &&
+                       origin.find_first_of("/?#@ *,", scheme + 3) == std::string::npos;
+    if (origin != "*" && origin != "null" && !whole)
+      return Error{
+          ErrorCode::kInvalidArgument,
+          fmt::format("server.cors_origins: expected \"*\" or SCHEME://HOST[:PORT] with nothing behind it, "
+                      "as browsers send it, got '{}'",
+                      origin),
+          ""};
+  }
+  return {};
+}
 
 bool Cors::all() const { return std::find(origins_.begin(), origins_.end(), "*") != origins_.end(); }
 

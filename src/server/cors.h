@@ -6,12 +6,17 @@
 #include <string_view>
 #include <vector>
 
+#include "base/result.h"
 #include "server/http.h"
 
 namespace sluice {
 
 class Cors {
  public:
+  // An origin that no browser sends (a path, a slash at its end, no scheme) lets nobody in: refused by its
+  // place.
+  static Status check(const std::vector<std::string>& origins);
+
   // Origins as browsers send them ("https://chat.example.com"), or "*" for all; none: no page but our own.
   explicit Cors(std::vector<std::string> origins) : origins_(std::move(origins)) {}
 

@@ -67,6 +67,7 @@ Result<std::unique_ptr<Server>> Server::start(const ServerConfig& config) {
   if (!keys.ok()) return keys.error();
   if (keys->any_plain())
     LOG(warn, "an API key is configured as it is; write \"NAME=sha256:\" and its SHA-256 instead");
+  if (Status status = Cors::check(config.cors_origins); !status.ok()) return std::move(status).error();
   if (Status status = check_traffic(config.traffic); !status.ok()) return std::move(status).error();
   auto tracer = Tracer::create(config.tracing);
   if (!tracer.ok()) return tracer.error();

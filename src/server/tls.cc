@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstring>
 
 namespace sluice {
 
@@ -17,11 +18,17 @@ namespace {
 SSL_CTX* ctx(void* p) { return static_cast<SSL_CTX*>(p); }
 SSL* ssl(void* p) { return static_cast<SSL*>(p); }
 
-Error file_error(const std::string& file) {
-  char why[160] = "not readable";
-  if (const unsigned long code = ERR_peek_last_error(); code != 0) ERR_error_string_n(code, why, sizeof why);
+constexpr const char* kCertFile = "server.tls.cert_file";
+constexpr const char* kKeyFile = "server.tls.key_file";
+
+// The first error is the cause; what OpenSSL adds to it says only where it was met.
+Error file_error(const char* key, const std::string& file) {
+  const unsigned long code = ERR_peek_error();
+  const char* reason =
+      ERR_SYSTEM_ERROR(code) ? std::strerror(ERR_GET_REASON(code)) : ERR_reason_error_string(code);
+  const std::string why = reason != nullptr ? reason : "not readable";
   ERR_clear_error();
-  return Error{ErrorCode::kInvalidArgument, "TLS: " + file + ": " + why, ""};
+  return Error{ErrorCode::kInvalidArgument, std::string(key) + ": " + file + ": " + why, ""};
 }
 
 }  // namespace
@@ -30,16 +37,17 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::create(const std::string& 
                                                              const std::string& key_file) {
   ERR_clear_error();
   SSL_CTX* const made = SSL_CTX_new(TLS_server_method());
-  if (made == nullptr) return file_error("OpenSSL");
+  if (made == nullptr) return file_error(kCertFile, "OpenSSL");
   std::shared_ptr<const TlsContext> context(new TlsContext(made));
   SSL_CTX_set_min_proto_version(made, TLS1_2_VERSION);
   SSL_CTX_set_options(made, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_CIPHER_SERVER_PREFERENCE);
   // What could not be sent yet is offered again from a buffer that may have moved and grown.
   SSL_CTX_set_mode(
       made, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_RELEASE_BUFFERS);
-  if (SSL_CTX_use_certificate_chain_file(made, cert_file.c_str()) != 1) return file_error(cert_file);
-  if (SSL_CTX_use_PrivateKey_file(made, key_file.c_str(), SSL_FILETYPE_PEM) != 1) return file_error(key_file);
-  if (SSL_CTX_check_private_key(made) != 1) return file_error(key_file);
+  if (SSL_CTX_use_certificate_chain_file(made, cert_file.c_str()) != 1) return file_error(kCertFile, cert_file);
+  if (SSL_CTX_use_PrivateKey_file(made, key_file.c_str(), SSL_FILETYPE_PEM) != 1)
+    return file_error(kKeyFile, key_file);
+  if (SSL_CTX_check_private_key(made) != 1) return file_error(kKeyFile, key_file);
   return context;
 }
 
