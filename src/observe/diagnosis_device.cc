@@ -72,14 +72,13 @@ std::optional<Finding> host_bound(const Vitals& v) {
       v.steps.gap_share(),
       fmt::format(
           "The device stands still for {:.0f} % of the time though there is work: the host prepares steps "
-          "more slowly than they run. Give the server cores of its own, and keep steps recorded "
-          "(engine.graphs).",
-          100 * v.steps.gap_share()),
+          "more slowly than they run. Give the server cores of its own{}.",
+          100 * v.steps.gap_share(), v.card ? ", and keep steps recorded (engine.graphs)" : ""),
       {{"gap_share", v.steps.gap_share()},
        {"gap_ms_per_step", 1e3 * v.steps.gap_s / v.steps.steps},
        {"execute_ms_per_step", 1e3 * v.steps.execute_s / v.steps.steps},
        {"launch_ms_per_step", 1e3 * v.steps.launch_s / v.steps.steps}},
-      "engine.graphs"};
+      v.card ? "engine.graphs" : "machine.engine_cpu"};  // on a CPU there is nothing to record
 }
 
 // Launched op by op, a small step takes as long as its launches; what a record would save is what the host

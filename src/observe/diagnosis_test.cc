@@ -132,6 +132,7 @@ std::vector<Trouble> troubles() {
       {"compute-bound", "kv.prefix_cache",
        changed(healthy(), [](Vitals& v) { v.steps.flops = 0.91 * 1.2e12 * 29; })},
       {"host-bound", "engine.graphs", changed(healthy_card(), [](Vitals& v) { v.steps.gap_s = 4; })},
+      {"host-bound", "machine.engine_cpu", changed(healthy(), [](Vitals& v) { v.steps.gap_s = 12; })},
       {"graph-misses", "engine.graphs",
        changed(healthy_card(),
                [](Vitals& v) { v.steps.graph_hits = 0, v.steps.graph_none = 900, v.steps.launch_s = 5; })},
