@@ -1,12 +1,14 @@
 """The binary's commands: exit status, one line on stderr, JSON shapes."""
 import http.server
 import json
+import shutil
+import signal
 import subprocess
 import threading
 
 import pytest
 
-from conftest import GEMMA, SLUICE, SMOLLM2, run_sluice
+from conftest import GEMMA, ROOT, SLUICE, SMOLLM2, run_sluice
 
 
 
@@ -241,6 +243,26 @@ def test_a_port_in_use_is_named(smollm2):
     done = run_sluice("serve", SMOLLM2, "--port", smollm2.port)
     assert done.returncode == 1
     assert str(smollm2.port) in done.stderr
+
+
+def test_an_answer_that_was_cut_by_ctrl_c_is_not_a_success():
+    with subprocess.Popen([SLUICE, "run", SMOLLM2, "-p", "Once upon a time", "-n", "8000"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
+        assert run.stdout.read(1)
+        run.send_signal(signal.SIGINT)
+        run.stdout.read()
+        assert run.wait() == 130
+
+
+@pytest.mark.parametrize("command, given", [(["run", "-p", "hi", "-n", "3"], None), (["chat", "-n", "3"], "hi\n")])
+def test_tokens_of_a_damaged_model_are_no_answer(tmp_path, command, given):
+    folder = shutil.copytree(ROOT.parent / "shared" / "cases" / "tiny" / "llama-tied", tmp_path / "damaged")
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    data = 8 + int.from_bytes(weights[:8], "little")
+    begin = data + json.loads(weights[8:data])["model.layers.0.mlp.down_proj.weight"]["data_offsets"][0]
+    weights[begin:begin + 2] = b"\xc0\x7f"  # NaN in bf16
+    (folder / "model.safetensors").write_bytes(weights)
+    done = run_sluice(command[0], folder, *command[1:], input=given)
+    assert done.returncode == 1 and "its weights are damaged" in done.stderr, done.stderr
 
 
 def test_api_key_from_the_environment(monkeypatch, start):

@@ -40,10 +40,10 @@ class Conversation {
   Status say(const std::string& line) {
     messages_.push_back({"user", line});
     Result<Generation> answer = answer_last();
-    if (!answer || answer->finish == FinishReason::failed) {
+    Status whole = answer ? check_whole(*answer) : Status(std::move(answer).error());
+    if (!whole) {
       messages_.pop_back();
-      if (!answer) return std::move(answer).error();
-      return Error{ErrorCode::kInternal, "the engine gave up on this answer"};
+      return whole;
     }
     messages_.push_back({"assistant", answer->text});
     if (isatty(STDERR_FILENO)) fmt::print(stderr, "\033[2m{}\033[0m\n", describe_speed(*answer));

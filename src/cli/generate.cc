@@ -68,6 +68,7 @@ Result<Generation> generate(ServedModel& model, std::vector<int32_t> prompt, con
     out.finish = event.finish;
     if (event.id < 0) continue;
     if (out.generated_tokens++ == 0) out.first_token_s = seconds(now_ns() - start);
+    out.broken = out.broken || event.logits == LogitsState::nan;
     detokenizer.push(event.id, text);
     emit();
   }
@@ -75,6 +76,17 @@ Result<Generation> generate(ServedModel& model, std::vector<int32_t> prompt, con
   emit();
   out.total_s = seconds(now_ns() - start);
   return out;
+}
+
+Status check_whole(const Generation& g) {
+  if (g.finish == FinishReason::failed)
+    return Error{ErrorCode::kInternal, "the engine gave up on this request"};
+  if (g.broken)
+    return Error{
+        ErrorCode::kCorrupt,
+        "the model computes numbers that are none (NaN or infinite), so this answer means nothing: its "
+        "weights are damaged or too large for their format"};
+  return {};
 }
 
 std::string describe_speed(const Generation& g) {

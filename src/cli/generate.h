@@ -21,6 +21,7 @@ struct Generation {
   FinishReason finish = FinishReason::none;
   int prompt_tokens = 0;
   int generated_tokens = 0;
+  bool broken = false;       // a token came of logits that are not numbers
   double first_token_s = 0;  // from submission
   double total_s = 0;
 };
@@ -30,6 +31,10 @@ struct Generation {
 Result<Generation> generate(ServedModel& model, std::vector<int32_t> prompt, const GenerateOptions& options,
                             const std::function<void(std::string_view)>& on_text,
                             const std::function<bool()>& stopped);
+
+// Of an answer that is none: the engine gave up, or its tokens mean nothing. Text may have been printed by
+// then.
+Status check_whole(const Generation& generation);
 
 // "512 prompt tokens in 0.40 s (1280.0 tok/s), 64 generated in 0.80 s (78.8 tok/s)"
 std::string describe_speed(const Generation& generation);

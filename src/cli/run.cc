@@ -30,7 +30,8 @@ int run(const Config& config, const GenerateOptions& options) {
   if (lost) return kExitFailure;  // main says so
   fmt::print("\n");
   fmt::print(stderr, "{}\n", describe_speed(*done));
-  return done->finish == FinishReason::failed ? failure("the engine gave up on this request") : 0;
+  if (Status whole = check_whole(*done); !whole) return failure(whole.error());
+  return done->finish == FinishReason::cancelled ? 128 + SIGINT : 0;  // the answer is a part of one
 }
 
 }  // namespace sluice::cli
