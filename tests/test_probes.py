@@ -153,6 +153,21 @@ def test_trace_says_what_stands_in_its_way(server, traceable):
     assert "is not there" in refused("999999999")
     assert "has no probe" in refused(str(os.getpid()))
     assert "not both" in refused("--request", "a", "--slow", "1")
+    assert "one process at a time" in refused(str(os.getpid()), str(server.process.pid))
+    assert "at least 1" in refused(str(server.process.pid), "--seconds", "0")  # 0 meant for ever
+
+
+def test_trace_finds_the_probes_of_a_binary_that_was_replaced(traceable, tmp_path):
+    """As after an upgrade: the file that the server runs has no name any more."""
+    binary = shutil.copy2(SLUICE, tmp_path / "sluice")
+    with subprocess.Popen([binary, "serve", "--dummy", "null", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
+        try:
+            assert b"http://" in server.stdout.readline()
+            binary.unlink()
+            tried = subprocess.run([SLUICE, "trace", str(server.pid), "--request", "nope", "--seconds", "1"], capture_output=True, text=True, timeout=TIMEOUT_S)
+        finally:
+            server.terminate()
+    assert "attached to process" in tried.stderr, tried.stderr
 
 
 def test_trace_says_that_a_request_never_came(server, traceable):

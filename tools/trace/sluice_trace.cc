@@ -81,10 +81,12 @@ double ms(long long ns) { return double(ns) * 1e-6; }
 // -- Whom to look at
 // --------------------------------------------------------------------------------------------
 
+// Not the name that it was started by: since then that may be another build's, or nobody's. Empty: not there,
+// or not to be looked at.
 std::string exe_of(int pid) {
-  char path[4096];
-  const ssize_t n = readlink(("/proc/" + std::to_string(pid) + "/exe").c_str(), path, sizeof path - 1);
-  return n > 0 ? std::string(path, size_t(n)) : std::string();
+  const std::string link = "/proc/" + std::to_string(pid) + "/exe";
+  char path[1];
+  return readlink(link.c_str(), path, sizeof path) > 0 ? link : std::string();
 }
 
 bool serves(int pid) {
@@ -364,10 +366,12 @@ Asked parse(int argc, char** argv) {
       asked.request = argv[++i];
     else if (word == "--slow")
       asked.slow_ms = number(argv[++i]);
-    else if (word == "--seconds")
-      asked.seconds = number(argv[++i]);
-    else if (word.starts_with("-"))
+    else if (word == "--seconds") {
+      if ((asked.seconds = number(argv[++i])) == 0) wrong_use("--seconds: expected at least 1, got '0'");
+    } else if (word.starts_with("-"))
       wrong_use("unknown option " + std::string(word));
+    else if (asked.pid != 0)
+      wrong_use("one process at a time, got '" + std::string(word) + "' too");
     else
       asked.pid = int(number(argv[i]));
   }
