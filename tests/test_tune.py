@@ -207,6 +207,12 @@ def test_a_port_in_use_is_said(tmp_path):
     assert "in use" in done.stderr
 
 
+def test_the_users_own_key_is_not_for_the_servers_that_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLUICE_API_KEY", "secret")
+    done = tune(tmp_path / "key", "--budget", "1s", "--long-contexts", 0)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_model_that_does_not_fit_is_said(tmp_path):
     done = tune(tmp_path / "large", "--set", "engine.kv_bytes=1000")
     assert done.returncode == 1
@@ -226,3 +232,8 @@ def test_wrong_use_is_one_line(tmp_path, flags, said):
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr and len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "wrong").exists()
+
+
+def test_a_report_without_a_name_is_wrong_use():
+    done = run_sluice("tune", MODEL, "-o", "")
+    assert (done.returncode, done.stdout) == (2, "") and "--output: is empty" in done.stderr

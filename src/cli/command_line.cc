@@ -90,7 +90,8 @@ Status Parser::settle() {
     if (Status status = load_config_file(config, config_file_); !status) return status;
   if (const char* key = std::getenv("SLUICE_API_KEY"); key && *key) {
     config.server.api_keys.emplace_back(key);
-    if (line_.doctor.api_key.empty()) line_.doctor.api_key = key;
+    for (std::string* asks_with : {&line_.doctor.api_key, &line_.bench_serve.api_key})
+      if (asks_with->empty()) *asks_with = key;
   }
   if (line_.command == Command::serve)
     if (Status status = take_otel_environment(
@@ -198,6 +199,7 @@ Status Parser::check() const {
       if (!has_model) return wrong("give MODEL or --dummy SHAPE");
       if (line_.tune.shared_prefix > line_.tune.input_tokens)
         return wrong("--shared-prefix: more than --input-tokens");
+      if (line_.tune.out.empty()) return wrong("--output: is empty; name a folder");
       if (line_.tune.budget_s <= 0) return wrong("--budget: expected a time up to 24h, as 90s, 10m or 1h");
       break;
     case Command::bench_simulate:

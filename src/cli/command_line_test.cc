@@ -116,6 +116,12 @@ TEST(CommandLine, LaterFlagWins) {
 
 TEST(CommandLine, EnvironmentAddsAKey) {
   setenv("SLUICE_API_KEY", "from-env", 1);
+  EXPECT_EQ(good({"doctor"}).doctor.api_key, "from-env");
+  EXPECT_EQ(good({"bench", "serve", "--url", "http://h", "--concurrency", "1"}).bench_serve.api_key,
+            "from-env");
+  EXPECT_EQ(good({"bench", "serve", "--url", "http://h", "--concurrency", "1", "--api-key", "flag"})
+                .bench_serve.api_key,
+            "flag");
   EXPECT_EQ(good({"serve", "m"}).config.server.api_keys, std::vector<std::string>{"from-env"});
   EXPECT_EQ(good({"serve", "m", "--set", "server.api_keys=[a, 'b c']"}).config.server.api_keys,
             (std::vector<std::string>{"a", "b c"}));

@@ -241,7 +241,7 @@ void Parser::add_bench() {
       "  sluice bench serve --url http://host:8080 --concurrency 8 --input-tokens 512 --output-tokens 32\n");
   serve->add_option("--url", s.url, "http://HOST:PORT[/PREFIX]; /v1/completions is asked")->required();
   serve->add_option("--model", s.model, "Name to send; default: the first of /v1/models");
-  serve->add_option("--api-key", s.api_key, "Bearer token");
+  serve->add_option("--api-key", s.api_key, "Bearer token; default: SLUICE_API_KEY");
   serve->add_option("--priority", s.lane, "Lane of all requests (sluice only)")
       ->check(CLI::IsMember({"interactive", "standard", "batch"}));
   serve

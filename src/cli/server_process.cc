@@ -40,6 +40,17 @@ struct Child {
   bool own_group = false;
 };
 
+// What the user's own server takes from the environment (keys, faults, a collector) is not for one that is
+// measured: its client has no key, and traces would be measured with it.
+std::vector<char*> environment() {
+  std::vector<char*> kept;
+  for (char** entry = environ; *entry != nullptr; ++entry)
+    if (const std::string_view text = *entry; !text.starts_with("SLUICE_") && !text.starts_with("OTEL_"))
+      kept.push_back(*entry);
+  kept.push_back(nullptr);
+  return kept;
+}
+
 // Its process id, and in `out` the reading end of its standard output.
 Result<pid_t> spawn(const Child& child, int& out) {
   std::vector<std::string> all = {"sluice"};
@@ -47,6 +58,7 @@ Result<pid_t> spawn(const Child& child, int& out) {
   std::vector<char*> argv;
   for (std::string& word : all) argv.push_back(word.data());
   argv.push_back(nullptr);
+  const std::vector<char*> envp = environment();
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return Error{ErrorCode::kIo, std::strerror(errno)};
   const pid_t parent = getpid(), pid = fork();
@@ -56,7 +68,7 @@ Result<pid_t> spawn(const Child& child, int& out) {
     if (getppid() != parent) _exit(1);
     dup2(ends[1], STDOUT_FILENO);
     if (child.log >= 0) dup2(child.log, STDERR_FILENO);
-    execv("/proc/self/exe", argv.data());
+    execve("/proc/self/exe", argv.data(), envp.data());
     _exit(127);
   }
   close(ends[1]);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 namespace sluice::tune {
 namespace {
 
@@ -9,6 +11,13 @@ namespace {
 constexpr double kSameMiss = 1.05;
 
 std::string percent(double ratio) { return fmt::format("{:+.1f} %", 100 * (ratio - 1)); }
+
+// A load of a few requests has one window, and no noise to be seen.
+std::string interval(const Estimate& e) {
+  return std::isfinite(e.low) && std::isfinite(e.high)
+             ? fmt::format("{} to {}", percent(e.low), percent(e.high))
+             : "one window: its noise is not known";
+}
 
 bool faster_tail(const Figures& before, const Figures& after) {
   return after.p95_ms.mean < before.p95_ms.mean &&
@@ -35,8 +44,7 @@ Verdict judge(const Measured& before, const Measured& after, const std::vector<S
   if (a.completed == 0) return v.reason = "no request was completed in the time there was", v;
   if (b.completed == 0) return v.keep = true, v.reason = "nothing was completed before", v;
   const Estimate& gained = v.tok_s_gain;
-  const std::string change =
-      fmt::format("{} tokens/s ({} to {})", percent(gained.mean), percent(gained.low), percent(gained.high));
+  const std::string change = fmt::format("{} tokens/s ({})", percent(gained.mean), interval(gained));
   if (!slo.empty()) {
     const double was = excess(slo, before.run, b), is = excess(slo, after.run, a);
     if (is > 1 && is > was * kSameMiss) return v.reason = "further from the SLO: " + change, v;

@@ -41,6 +41,17 @@ TEST(Judge, DropsWhatTheNoiseMayHaveMade) {
   EXPECT_THAT(v.reason, HasSubstr("within the noise"));
 }
 
+TEST(Judge, OneWindowTellsNothingOfTheNoise) {
+  Figures before = figures(10, 1000), after = figures(20, 1000);
+  for (Figures* f : {&before, &after}) {
+    f->qps_samples.resize(1), f->tok_s_samples.resize(1);
+    f->qps = estimate(f->qps_samples), f->tok_s = estimate(f->tok_s_samples);
+  }
+  const Verdict v = verdict(before, after);
+  EXPECT_FALSE(v.keep);
+  EXPECT_THAT(v.reason, HasSubstr("within the noise: +100.0 % tokens/s (one window: its noise is not known)"));
+}
+
 TEST(Judge, DropsWhatIsSlower) {
   EXPECT_THAT(verdict(figures(10, 1000), figures(8, 900)).reason, HasSubstr("slower"));
 }
