@@ -214,7 +214,8 @@ Status Reader::read_model(element model) {
   element ignored;
   if (type == "BPE" || (type.empty() && member(model, "merges", ignored))) return read_bpe(model);
   if (type == "Unigram") return read_unigram(model);
-  return unsupported(fmt::format("model type '{}'", type.substr(0, 40)));
+  if (type.empty()) return corrupt("model has neither a type nor merges");
+  return unsupported(fmt::format("model type '{}' is not supported (BPE and Unigram are)", type.substr(0, 40)));
 }
 
 Status Reader::read_added(element root) {
