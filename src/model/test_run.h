@@ -56,6 +56,12 @@ class TestRun {
 
   const ModelSpec& spec() const { return spec_; }
   const Weights& weights() const { return weights_; }
+  Backend& backend() { return *backend_; }
+
+  // Of the steps to come: told of every op (null: nobody); recorded and then run by the record, where the
+  // backend can.
+  void set_watch(OpWatch* watch) { decoder_->set_watch(watch); }
+  void set_recorded(bool recorded) { recorded_ = recorded && backend_->can_record(); }
 
   // The tiny references were made by models whose rotation frequencies had passed through a half-precision type
   // on the way (converted to be saved, then back). No real model is meant that way, so only the tests do this.
@@ -123,7 +129,7 @@ class TestRun {
     batch.groups = groups;
     for (int g = 0; g < groups; g++) batch.tables[g] = stage(tables[size_t(g)]);
     backend_->copy_in(staging_.data(), staged.data(), staged.size() * sizeof(int32_t));
-    decoder_->forward(batch, pool_);
+    forward(batch);
     std::vector<std::vector<float>> out;
     for (int first = 0; first < batch.logit_rows; first += kLogitRows) {
       const Tensor logits = decoder_->logits(batch, first, std::min(kLogitRows, batch.logit_rows - first));
@@ -144,6 +150,15 @@ class TestRun {
   // Arrays of the largest step.
   static constexpr size_t kStaged =
       4 * kMaxTokens + 3 * kMaxSequences + size_t(kMaxLayerGroups) * kMaxSequences * kMaxBlocksPerSequence;
+  void forward(const BatchInput& batch) {
+    if (!recorded_) return decoder_->forward(batch, pool_);
+    backend_->begin_recording(next_record_);
+    decoder_->forward(batch, pool_);
+    backend_->end_recording(next_record_);
+    backend_->finish_step();
+    backend_->replay(next_record_++);
+  }
+
   struct Sequence {
     int length = 0;
     std::vector<std::vector<int32_t>> tables;  // per group
@@ -158,6 +173,8 @@ class TestRun {
   Buffer memory_, staging_;
   std::map<int, Sequence> sequences_;
   int32_t next_block_ = 0;
+  bool recorded_ = false;
+  int next_record_ = 0;
 };
 
 inline int32_t argmax(const std::vector<float>& v) {

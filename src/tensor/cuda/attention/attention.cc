@@ -44,6 +44,7 @@ class PagedAttention final : public Attention {
   std::array<PrefillPlan, kMaxWindows> prefill_plans_;
   int known_ = 0;
   int planned_ = 0;  // of the known, those that this step has plans for
+  bool decoded_since_plans_ = false;
   PieceColumn* pieces_ = nullptr;
   PrefillPieces prefill_pieces_;
   Unpacked unpacked_;
@@ -215,6 +216,7 @@ void PagedAttention::begin_step(const BatchInput& batch, const KvGeometry& geome
 
 // Of the known windows from `from` to before `to`.
 void PagedAttention::enqueue_plans(const BatchInput& batch, int from, int to) {
+  decoded_since_plans_ = false;
   const size_t first = size_t(from), count = size_t(to - from);
   const bool decode = batch.one_row_sequences > 0, prefill = batch.one_row_sequences < batch.sequences;
   make_plans(*context_, batch, shape_, std::span(decode_plans_).subspan(first, decode ? count : 0),
@@ -251,8 +253,9 @@ void PagedAttention::run(const AttentionArgs& a) {
   if (sparse && prompts) bound_prompts(*context_, a);
   if (a.batch.one_row_sequences > 0) {
     if (sparse) choose_blocks(*context_, a, choice_);
-    // launch.h's rule to the letter; what reading ahead would give: decode.h.
-    decode(*context_, a, decode_plans_[plan], pieces_, ReadAhead::nothing);
+    // Sparse decode's tables were made just now.
+    decode(*context_, a, decode_plans_[plan], pieces_, decoded_since_plans_ && !sparse);
+    decoded_since_plans_ = true;
   }
   if (prompts) run_prefill(a, plan);
 }

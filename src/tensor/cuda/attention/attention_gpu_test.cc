@@ -193,9 +193,8 @@ struct Decoder {
   }
   void enqueue(const Step& s, const OnCard& card) const {
     make_plans(test::context(), card.batch, {.kv_heads = s.c.kv_heads}, std::span(&plan, 1), {});
-    decode(test::context(), card.args(s), plan, pieces.as<PieceColumn>(), ReadAhead::nothing);
-    decode(test::context(), card.args(s), plan, pieces.as<PieceColumn>(),
-           ReadAhead::cache);  // as the next layer
+    decode(test::context(), card.args(s), plan, pieces.as<PieceColumn>());
+    decode(test::context(), card.args(s), plan, pieces.as<PieceColumn>(), true);  // as the next layer
   }
 };
 

@@ -34,24 +34,24 @@ __global__ void __launch_bounds__(warps_of(width) * 32, least_ctas(width, column
   extern __shared__ __align__(128) std::byte memory[];
   constexpr int kWarps = warps_of(width);
   constexpr int kRingBytes = stages * Loader<width, stages>::kStageBytes;
-  if (a.ahead == ReadAhead::nothing) wait_for_previous();
+  if (!a.reads_ahead) wait_for_previous();
   const int quota = a.shares[blockIdx.x].quota;
   const uint32_t ring = ptx::shared_address(memory) + threadIdx.x / 32 * kRingBytes;
   Meeting<width, columns> meeting(memory + kWarps * kRingBytes, a.group);
   Loader<width, stages> loader(a, ring);
   Walk walk(a);
   Attend<width, columns> attend;
-  bool waited = false;
+  bool waited = !a.reads_ahead;
 #pragma unroll 1
   for (int i = 0; i < stages - 1; ++i) {
-    if (!waited && !(a.ahead == ReadAhead::cache && loader.next_is_old())) {
+    if (!waited && !loader.next_is_old()) {
       wait_for_previous();
       waited = true;
     }
     loader.next(a);
   }
   if (!waited) wait_for_previous();
-  let_next_start();  // not earlier: see ReadAhead
+  let_next_start();  // not earlier: launch.h, rule 3
   if (walk.done()) return;
   attend.load_q(a, walk);
 
@@ -163,7 +163,7 @@ size_t decode_scratch_bytes(const KvGeometry& geometry, int heads, int ctas) {
 }
 
 void decode(const Context& context, const AttentionArgs& args, const DecodePlan& plan, PieceColumn* pieces,
-            ReadAhead ahead) {
+            bool reads_ahead) {
   const KvGeometry& g = args.geometry;
   const Choice choice = choose(g, args.heads);
   const KvRows rows(g);
@@ -178,7 +178,7 @@ void decode(const Context& context, const AttentionArgs& args, const DecodePlan&
   a.entries = plan.entries;
   a.shares = plan.shares;
   a.pieces = pieces;
-  a.ahead = ahead;
+  a.reads_ahead = reads_ahead;
   a.q_stride = args.q.stride;
   a.out_stride = args.out.stride;
   a.block_bytes = int64_t(args.kv.block_bytes);

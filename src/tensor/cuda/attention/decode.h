@@ -23,20 +23,11 @@ bool decode_supports(const KvGeometry& geometry, int heads);
 int decode_prepare(const Context& context, const KvGeometry& geometry, int heads);
 size_t decode_scratch_bytes(const KvGeometry& geometry, int heads, int ctas);
 
-// What is read before the kernel in front is done (launch.h), once another decode kernel of the same step has
-// run since the plans were enqueued. launch.h allows nothing of this kind. It is right nevertheless, since a
-// decode kernel lets its successor start only when its own wait is over: then everything before it, the plans
-// and the copies that staged the step too, is done and visible, and all that is launched later starts after
-// that. Per call, in a chain of decode kernels (four warps a CTA, an older way to join):
-// nothing 7.0, 11.7, 79.6 us; plan 6.5, 11.0, 79.2; cache 5.5, 9.3, 76.9, at 1 x 512, 8 x 576 and 128 x 576.
-enum class ReadAhead : uint8_t {
-  nothing,
-  plan,   // and block tables
-  cache,  // and keys and values, but for the tile of the newest token: those of a sequence with one row were
-          // stored by earlier steps. (Not true if a sequence may read blocks that another one fills in the same
-          // step.)
-};
+// `reads_ahead`: before the kernel in front is done it reads its plan, block tables, and keys and values but
+// for the tile of the newest token. Those were stored by earlier steps, since no sequence reads blocks that
+// another one fills in the same step (kv/prefix_index.h). Allowed where another decode kernel has run since
+// plan and tables were made (launch.h, rule 3). Pools with tiers read nothing ahead.
 void decode(const Context& context, const AttentionArgs& args, const DecodePlan& plan, PieceColumn* pieces,
-            ReadAhead ahead);
+            bool reads_ahead = false);
 
 }  // namespace sluice::cuda

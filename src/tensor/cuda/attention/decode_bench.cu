@@ -1,7 +1,7 @@
 // Decode attention in a graph of many calls, as a step runs it, over pools larger than the L2: µs per layer,
 // the bytes of keys and values (scales included), GB/s, and the share of the card's 4.56 TB/s.
 //
-//     cuda_attention_bench [nothing|plan|cache]   many shapes in bf16; what is read ahead (decode.h)
+//     cuda_attention_bench [ahead]                many shapes in bf16; `ahead`: each reads ahead (decode.h)
 //     cuda_attention_bench tiers                  by precision, batch and context; "full": bf16 in a pool with
 //     tiers
 #include <array>
@@ -54,7 +54,7 @@ void fill_tiers(const KvGeometry& g, const DeviceBytes& pool, int slots, const s
   CUDA_CHECK(cudaDeviceSynchronize());
 }
 
-void measure(const Shape& s, ReadAhead ahead) {
+void measure(const Shape& s, bool ahead = false) {
   const int kBlock = s.tiered ? kStripTokens : 16;
   const auto tier_of = [&](int block, int length) {
     const int blocks = (length + kBlock - 1) / kBlock;
@@ -132,19 +132,18 @@ void measure(const Shape& s, ReadAhead ahead) {
   };
   make_plan();
   const float plan_us = s.tiered ? 1000 * test::graph_ms(8, 9, [&](int) { make_plan(); }) : 0;
-  const float us =
-      1000 * test::graph_ms(std::max(g.layers_per_group, 8), 9, [&](int i) {
-        const AttentionArgs args{test::bf16_tensor(q.data(), n, columns),
-                                 batch,
-                                 g,
-                                 {pool.as<std::byte>(), slot_bytes(g), i % g.layers_per_group, 0},
-                                 s.heads,
-                                 0.1f,
-                                 s.window,
-                                 0,
-                                 test::bf16_tensor(out.data(), n, columns)};
-        decode(test::context(), args, plan, pieces.as<PieceColumn>(), i > 0 ? ahead : ReadAhead::nothing);
-      });
+  const float us = 1000 * test::graph_ms(std::max(g.layers_per_group, 8), 9, [&](int i) {
+                     const AttentionArgs args{test::bf16_tensor(q.data(), n, columns),
+                                              batch,
+                                              g,
+                                              {pool.as<std::byte>(), slot_bytes(g), i % g.layers_per_group, 0},
+                                              s.heads,
+                                              0.1f,
+                                              s.window,
+                                              0,
+                                              test::bf16_tensor(out.data(), n, columns)};
+                     decode(test::context(), args, plan, pieces.as<PieceColumn>(), ahead && i > 0);
+                   });
   std::printf(
       "%-28s %2d/%d x %3d  %8.2f us  %8.2f MB  floor %7.2f us  %6.0f GB/s  %3.0f %%  (%d CTAs, %d layers, plan "
       "%.1f us)\n",
@@ -159,7 +158,7 @@ void measure_one(std::string_view precision, int batch, int length) {
   std::vector<KvTier> tiers = {KvTier::full};
   for (const KvTier tier : {KvTier::int8, KvTier::fp8, KvTier::int4})
     if (precision == kv_tier_name(tier)) tiers = {tier};
-  measure({"one", 32, 8, 128, 0, n_of(batch, length), precision != "bf16", tiers}, ReadAhead::nothing);
+  measure({"one", 32, 8, 128, 0, n_of(batch, length), precision != "bf16", tiers});
 }
 
 void measure_tiers() {
@@ -171,13 +170,12 @@ void measure_tiers() {
       for (const auto& [name, tiers] : kinds) {
         char what[40];
         std::snprintf(what, sizeof what, "%s %d x %d", name, batch, length);
-        measure({what, 32, 8, 128, 0, n_of(batch, length), name[0] != 'b', tiers}, ReadAhead::nothing);
+        measure({what, 32, 8, 128, 0, n_of(batch, length), name[0] != 'b', tiers});
       }
   // An aged context: an eighth int8, the newest 64th in full.
   std::vector<KvTier> aged(64, int4);
   std::fill(aged.begin() + 55, aged.end() - 1, int8), aged.back() = full;
-  for (const int batch : {1, 32})
-    measure({"aged x 32768", 32, 8, 128, 0, n_of(batch, 32768), true, aged}, ReadAhead::nothing);
+  for (const int batch : {1, 32}) measure({"aged x 32768", 32, 8, 128, 0, n_of(batch, 32768), true, aged});
 }
 
 std::vector<int> mixture() {
@@ -192,9 +190,7 @@ std::vector<int> mixture() {
 int main(int argc, char** argv) {
   using namespace sluice::cuda;
   const std::string_view wish = argc > 1 ? argv[1] : "";
-  const ReadAhead ahead = wish == "plan"    ? ReadAhead::plan
-                          : wish == "cache" ? ReadAhead::cache
-                                            : ReadAhead::nothing;
+  const bool ahead = wish == "ahead";
   if (wish == "tiers") return measure_tiers(), 0;
   if (wish == "one" && argc == 5) return measure_one(argv[2], std::atoi(argv[3]), std::atoi(argv[4])), 0;
   const auto at = [&](const char* name, int heads, int kv_heads, int head_dim, int window,

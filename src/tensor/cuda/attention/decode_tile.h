@@ -38,7 +38,7 @@ struct DecodeArgs {
   int kv_heads, group, head_dim;
   float scale;    // of q·k, base 2 folded in; with a soft cap, of the exponent in its tanh
   float softcap;  // base 2 folded in; 0: none
-  ReadAhead ahead;
+  bool reads_ahead;
 };
 
 // Rows of a tile in shared memory: 16-byte pieces swizzled, or rows padded to an odd number of pieces where

@@ -1,11 +1,14 @@
 // How every kernel is launched: with programmatic dependent launch, so that a kernel's start (its launch, its
-// barriers, its first weights) overlaps the tail of the one before. The two rules that make this correct:
+// barriers, its first weights) overlaps the tail of the one before. The rules that make this correct:
 //  1. every kernel calls wait_for_previous() in every thread that touches memory which any earlier kernel of
 //     the step reads or writes, before the first such access. Before it, only weights (never written after
-//     load) may be read, and arrays of the batch that were staged before the step's first kernel: no kernel
-//     writes them, and the stream waits for the copies. A kernel may not skip it: that all kernels wait is
-//     what makes waiting for the one before enough.
+//     load) may be read (but see 3), and arrays of the batch that were staged before the step's first kernel:
+//     no kernel writes them, and the stream waits for the copies. A kernel may not skip it: that all kernels
+//     wait is what makes waiting for the one before enough.
 //  2. every kernel calls let_next_start() early (at its top, unless that was measured to be worse).
+//  3. decode attention calls it only when its own wait is over. Then everything in front of it is done, the
+//     step's plans and all earlier steps too, and whatever is launched behind it starts after that. So a kernel
+//     behind it in the same step may read before its own wait what these wrote, if nothing later writes it.
 // CUDA C++ programming guide, "Programmatic Dependent Launch and Synchronization"; PTX ISA, griddepcontrol.
 #pragma once
 

@@ -13,6 +13,10 @@ namespace {
 // first.
 constexpr int64_t kRingBytes = 206 * 1024;
 
+// Of the ring, what is asked for before x: about what memory delivers until the kernel in front of a product,
+// which is a small one, is done.
+constexpr int64_t kEarlyBytes = 112 * 1024;
+
 // What memory delivers, and what one multiprocessor takes in, bytes a us.
 constexpr double kMemory = 4.5e6, kMultiprocessor = 65e3;
 
@@ -81,6 +85,7 @@ StreamConfig stream_config(const LinearShape& s, bool whole_tiles, int multiproc
   // 128 rows: two boxes' sums beside those of the tile are more registers than there are.
   c.depth = s.k % box || c.rows > 64 ? box : c.rows > 32 || !whole_tiles ? 2 * box : 4 * box;
   c.stages = int(std::min<int64_t>(kMaxStreamStages, kRingBytes / stream_stage_bytes(c)));
+  c.early_stages = int(std::max<int64_t>(1, kEarlyBytes / stream_stage_bytes(c)));
   return c;
 }
 

@@ -30,6 +30,7 @@ struct StreamConfig {
   int depth = 0;             // columns of a stage: 64 (eight-bit: 128), or where k is a multiple of that, more
   bool whole_tiles = false;  // a tile belongs to one thread block; else each block gets as many stages
   int stages = 0;            // of the ring in shared memory
+  int early_stages = kMaxStreamStages;  // of these, asked for before x is there
   Factors factors = Factors::bf16;
 
   bool operator==(const StreamConfig&) const = default;

@@ -71,7 +71,9 @@ void stream_gemm(const Context& context, const LinearArgs& a, const void* weight
   job.tile_units = int(tile_units);
   job.units = int(tiles * tile_units);
   job.share_step = config.whole_tiles ? job.tile_units : 1;
+  job.shares = job.units / job.share_step;
   job.stages = config.stages;
+  job.early_stages = config.early_stages;
   job.f32 = a.out.dtype == DType::f32;
   constexpr int kBox = 64;
   const int boxes = config.depth / kBox;
@@ -80,7 +82,8 @@ void stream_gemm(const Context& context, const LinearArgs& a, const void* weight
     return boxes == 1 ? tensor_map_bf16(data, rows, k, stride, box_rows, kBox, 128, 128)
                       : tensor_map_bf16_boxes(data, rows, k, stride, box_rows, boxes, 128);
   };
-  const int64_t blocks = std::min<int64_t>(job.units / job.share_step, context.multiprocessors);
+  const int64_t blocks = std::min(job.shares, context.multiprocessors);
+  CHECK(blocks * job.shares < int64_t(1) << 31);
   launch(context, instance->kernel, dim3(unsigned(blocks)), dim3(Shape<Factors::bf16, kMaxRows, 1>::kThreads),
          size_t(stream_shared_bytes(config)), map(weights, n, k, config.tile),
          map(a.x.data, m, a.x.stride, config.rows), job);

@@ -71,7 +71,9 @@ void stream_gemm_8bit(const Context& context, const QuantizedProduct& p, const S
   job.tile_units = int(tile_units);
   job.units = int(tiles * tile_units);
   job.share_step = config.whole_tiles ? job.tile_units : 1;
+  job.shares = job.units / job.share_step;
   job.stages = config.stages;
+  job.early_stages = config.early_stages;
   job.f32 = p.out.dtype == DType::f32;
   const int boxes = config.depth / kBox;
   CHECK(boxes == 1 || k % kBox == 0);
@@ -79,7 +81,8 @@ void stream_gemm_8bit(const Context& context, const QuantizedProduct& p, const S
     return boxes == 1 ? tensor_map_bytes(data, rows, k, box_rows)
                       : tensor_map_bytes_boxes(data, rows, k, box_rows, boxes);
   };
-  const int64_t blocks = std::min<int64_t>(job.units / job.share_step, context.multiprocessors);
+  const int64_t blocks = std::min(job.shares, context.multiprocessors);
+  CHECK(blocks * job.shares < int64_t(1) << 31);
   launch(context, instance->kernel, dim3(unsigned(blocks)), dim3(unsigned(instance->threads)),
          size_t(stream_shared_bytes(config)), map(p.w.data, n, config.tile), map(p.x.data, m, config.rows),
          job);
