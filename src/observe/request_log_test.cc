@@ -14,7 +14,7 @@ RequestAccount account(const std::string& id, TimeNs began, SpanTimes spans, uin
   a.tenant = tenant;
   a.began = began;
   a.finished = began + spans.total();
-  a.choices.push_back({.spans = spans});
+  a.choices.emplace_back().spans = spans;
   return a;
 }
 
