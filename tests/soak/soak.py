@@ -26,7 +26,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 from asked import catalogue, whole  # noqa: E402
 from server import DEATH, HUNG_S, SANITIZER, Cut, Line, Server, request_bytes  # noqa: E402
-from traffic import Client, Tally  # noqa: E402
+from traffic import Client, Course, Tally  # noqa: E402
 
 TINY = ROOT.parent / "shared" / "cases" / "tiny"
 MODELS = {"llama-tied": 6144, "mistral-window": 8192, "qwen3moe": 8192, "gemma3-local-global": 8192}  # bytes of a KV block, about
@@ -157,17 +157,16 @@ class Round:
 
     def meet(self, server, settings, asked):
         before = None if self.dies else self.metrics(server)
-        clients = [Client(server, asked, self.excused, self.tally, self.rng.randrange(2**60), REQUESTS, self.ending) for _ in range(CLIENTS)]
+        course = Course(CLIENTS)
+        clients = [Client(server, asked, self.excused, self.tally, self.rng.randrange(2**60), REQUESTS, self.ending, course) for _ in range(CLIENTS)]
         for client in clients:
             client.start()
-        for _ in range(self.rng.choice([0, 1, 3])):
+        for begun in sorted(self.rng.sample(range(CLIENTS * REQUESTS), self.rng.choice([0, 1, 3]))):
+            course.wait_for(begun)
             self.write_live(settings)
             server.signal(signal.SIGHUP)
-            time.sleep(0.05)
         if self.amid:
-            enough = self.rng.randrange(CLIENTS * REQUESTS)
-            while sum(c.number for c in clients) < enough and any(c.is_alive() for c in clients):
-                time.sleep(0.01)
+            course.wait_for(self.rng.randrange(CLIENTS * REQUESTS))
             self.ending.set()
             server.signal()
         hung_at = time.monotonic() + 5 * HUNG_S
@@ -271,7 +270,7 @@ def main():
     parser.add_argument("--seed", type=int, default=None, help="default: chosen, and printed")
     parser.add_argument("--rounds", type=int, default=None, help="so many, however long they take")
     parser.add_argument("--round", type=int, default=None, help="this one alone")
-    parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "build/asan/sluice")
+    parser.add_argument("--binary", type=pathlib.Path, default=ROOT / "build/asan/sluice", help="build/tsan/sluice: under ThreadSanitizer")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     print(f"soak: seed {seed} (again: ./dev soak --seed {seed}, one round: --round K)", flush=True)

@@ -5,7 +5,7 @@ import random
 import threading
 
 from asked import Streamed, pieces, whole
-from server import Cut, Line, Malformed, request_bytes
+from server import HUNG_S, Cut, Line, Malformed, request_bytes
 
 
 class Wrong(Exception):
@@ -25,19 +25,49 @@ class Tally:
             self.wrong.append(what)
 
 
+class Course:
+    """How far the clients of a round are."""
+
+    def __init__(self, clients):
+        self.moved, self.begun, self.running = threading.Condition(), 0, clients
+
+    def request_begins(self):
+        with self.moved:
+            self.begun += 1
+            self.moved.notify_all()
+
+    def client_ends(self):
+        with self.moved:
+            self.running -= 1
+            self.moved.notify_all()
+
+    def wait_for(self, requests):
+        """Until so many have begun, or no client is left to begin them."""
+        with self.moved:
+            self.moved.wait_for(lambda: self.begun >= requests or self.running == 0, timeout=5 * HUNG_S)
+
+
 class Client(threading.Thread):
     """Makes `count` requests out of `asked`, one behaviour after another, as `seed` has it. `excused`: what this round's
     answers may be beside right (see soak.Round)."""
 
-    def __init__(self, server, asked, excused, tally, seed, count, ending):
+    def __init__(self, server, asked, excused, tally, seed, count, ending, course):
         super().__init__(daemon=True)
         self.server, self.asked, self.excused, self.tally = server, asked, excused, tally
-        self.rng, self.count, self.number = random.Random(seed), count, 0
+        self.seed, self.count, self.number, self.course = seed, count, 0, course
         self.ending = ending  # set before the server is told to stop
         self.label = f"{seed & 0xffffff:06x}"
 
     def run(self):
-        for _ in range(self.count):
+        try:
+            self._behave()
+        finally:
+            self.course.client_ends()
+
+    def _behave(self):
+        for turn in range(self.count):
+            # Of this turn alone: what one that was cut has not drawn moves none behind it.
+            self.rng = random.Random(f"{self.seed}/{turn}")
             if self.ending.is_set() and not self._is_there():
                 return
             behaviour = self.rng.choices(list(BEHAVIOURS), list(BEHAVIOURS.values()))[0]
@@ -69,6 +99,7 @@ class Client(threading.Thread):
     def next_name(self, odd_too=True):
         """An id of its own; where the round spoils answers, some are those that are spoilt."""
         self.number += 1
+        self.course.request_begins()
         odd = odd_too and self.excused.odd and self.rng.random() < 0.2
         return f"{'odd' if odd else 'req'}-{self.label}-{self.number}"
 
@@ -166,11 +197,14 @@ class Client(threading.Thread):
             self.ask(line, self.pick(True), streaming=True)
 
     def keeps_the_connection(self):
-        with Line(self.server) as line:
-            for _ in range(4):
-                asked = self.pick()
-                if not self.ask(line, asked, streaming=asked.streamed and self.rng.random() < 0.5):
-                    return
+        """As long as the server does; then it goes on with another."""
+        left = 4
+        while left > 0:
+            with Line(self.server) as line:
+                stays = True
+                while stays and left > 0:
+                    asked, left = self.pick(), left - 1
+                    stays = self.ask(line, asked, streaming=asked.streamed and self.rng.random() < 0.5)
 
     def sends_ahead(self):
         """Several requests before the first answer, which come in their order."""
