@@ -129,7 +129,7 @@ class Line:
 
     # -- Reading -----------------------------------------------------------------------------------------------------
 
-    def _line(self):
+    def read_line(self):
         line = self.file.readline(65536)
         if not line.endswith(b"\n"):
             raise Cut("in a line")
@@ -146,29 +146,29 @@ class Line:
         status, body = 0, b""
         try:
             while True:
-                first = self._line()
+                first = self.read_line()
                 if not re.fullmatch(r"HTTP/1\.1 \d{3} [ -~]*", first):
                     raise Malformed(f"no status line: {first[:200]!r}")
                 code = int(first[9:12])
                 headers = {}
-                while line := self._line():
+                while line := self.read_line():
                     name, _, value = line.partition(": ")
                     headers[name.lower()] = value
                 if code != 100:
                     break
             status = code
             if headers.get("transfer-encoding") == "chunked":
-                while size := int(self._line(), 16):
+                while size := int(self.read_line(), 16):
                     try:
                         body += self._exactly(size)
                     except Cut as cut:
                         body += cut.body
                         raise
-                    if self._line() != "":
+                    if self.read_line() != "":
                         raise Malformed("a chunk is longer than it says")
                     if on_chunk:
                         on_chunk(body)
-                self._line()
+                self.read_line()
             else:
                 body = self._exactly(int(headers.get("content-length", 0)))
             return Answer(status, headers, body)

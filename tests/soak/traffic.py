@@ -236,12 +236,10 @@ class Client(threading.Thread):
         head, _, body = request_bytes(asked.path, asked.body, name, Expect="100-continue").partition(b"\r\n\r\n")
         with Line(self.server) as line:
             line.send(head + b"\r\n\r\n")
-            first = line.file.readline()
-            if not first:
-                raise Cut("before 100")
-            if not first.startswith(b"HTTP/1.1 100"):
+            first = line.read_line()
+            if not first.startswith("HTTP/1.1 100"):
                 raise Wrong(f"told {first!r} instead of 100")
-            line.file.readline()
+            line.read_line()
             line.send(body)
             self.check(asked, name, line.answer(), False)
 
@@ -324,8 +322,8 @@ class Client(threading.Thread):
         """To the live numbers, and leaves."""
         with Line(self.server) as line:
             line.send(request_bytes("/v1/live"))
-            first = line.file.readline()
-            if first and int(first.split()[1]) not in {200} | self.excused_now():
+            first = line.read_line()
+            if int(first.split()[1]) not in {200} | self.excused_now():
                 raise Wrong(f"live: {first!r}")
 
     def stores(self):
