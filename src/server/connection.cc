@@ -79,6 +79,7 @@ void Connection::set_state(State state) {
   if (is_busy(state) != is_busy(state_))
     loop_->shared.busy.fetch_add(is_busy(state) ? 1 : -1, std::memory_order_relaxed);
   state_ = state;
+  gone_.store(state == State::closed || state == State::linger, std::memory_order_relaxed);
 }
 
 void Connection::account_body(size_t bytes) {

@@ -105,7 +105,7 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
 
   void wake() override;
   void post(std::function<void()> work) override;
-  bool gone() const override { return state_ == State::closed || state_ == State::linger; }
+  bool gone() const override { return gone_.load(std::memory_order_relaxed); }
   void listen(std::shared_ptr<HttpListener> listener) override { listener_ = std::move(listener); }
   void add_header(std::string_view name, std::string_view value) override;
   void respond(HttpResponse response) override;
@@ -171,6 +171,8 @@ class Connection final : public HttpExchange, public std::enable_shared_from_thi
   TimeNs deadline_ = 0;        // of the state; 0: none
   TimeNs write_deadline_ = 0;  // while bytes are unsent
   State state_ = State::idle;
+  std::atomic<bool> gone_{
+      false};  // closed or linger, for other threads; no state comes behind these but closed
   bool reading_ = false, writing_ = false, taking_ = false;
   bool begun_ = false;  // the head of a streamed answer is out
   bool chunked_ = false;

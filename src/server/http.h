@@ -52,7 +52,8 @@ class HttpListener {
   virtual void on_shutdown() = 0;  // the server's drain deadline has passed: answer with an error now
 };
 
-// One request being answered. Methods other than wake, post and request_id belong to the connection's thread.
+// One request being answered. Methods other than wake, post, gone and request_id belong to the connection's
+// thread.
 class HttpExchange {
  public:
   virtual ~HttpExchange() = default;
@@ -62,6 +63,7 @@ class HttpExchange {
   virtual void wake() = 0;
   virtual void post(std::function<void()> work) = 0;
 
+  // Any thread: whether nobody waits for the answer any more.
   virtual bool gone() const = 0;
   // Kept until the answer has been sent or the client is gone. Null while nothing waits.
   virtual void listen(std::shared_ptr<HttpListener> listener) = 0;

@@ -18,8 +18,9 @@ class Server:
     """`sluice serve`, ready once constructed. Its log goes to a file: a pipe that nobody reads would stop it."""
 
     def __init__(self, binary, model, flags, log_path, faults="", tls=False):
+        # What a crash records is printed from its signal's handler, which may allocate; an alarm ends what hangs in that.
         environment = dict(os.environ, SLUICE_FAULTS=faults, ASAN_OPTIONS="detect_leaks=1:allocator_may_return_null=1",
-                           UBSAN_OPTIONS="print_stacktrace=1", TSAN_OPTIONS="second_deadlock_stack=1")
+                           UBSAN_OPTIONS="print_stacktrace=1", TSAN_OPTIONS="second_deadlock_stack=1:report_signal_unsafe=0:allocator_may_return_null=1")
         if not faults:
             del environment["SLUICE_FAULTS"]
         self.log_path, self.tls = log_path, tls
