@@ -21,8 +21,11 @@ class ModelKeeper {
  public:
   // `enter`: called by the thread of each load before all else.
   explicit ModelKeeper(std::function<void()> enter) : enter_(std::move(enter)) {}
-  // No load is under way, and of what was kept nobody has anything.
-  ~ModelKeeper() { free_unused(); }
+  // Of what was kept nobody has anything. Waits for a load that is under way; what it gives is freed.
+  ~ModelKeeper() {
+    if (thread_.joinable()) thread_.join();
+    free_unused();
+  }
   ModelKeeper(const ModelKeeper&) = delete;
 
   // `background`: all threads that the load begins, its engine's for good, have the lowest priority.

@@ -72,8 +72,12 @@ void Reload::apply(Engine& stable, Engine* canary) {
   if (!changed) return refuse(changed.error());
   if (!fixed.empty()) LOG(warn, "reload: changed, but needs a restart: {}", fixed);
   if (!traffic.empty()) {
-    if (Status status = actions_.set_traffic(read->server.traffic); !status.ok()) return refuse(status.error());
-    running_.server.traffic = read->server.traffic;
+    if (Status status = actions_.set_traffic(read->server.traffic); status.ok()) {
+      running_.server.traffic = read->server.traffic;
+    } else {  // the schedule has changed already: what else is asked for goes on
+      LOG(warn, "reload: traffic stays as it is: {}", status.error().message);
+      traffic.clear();
+    }
   }
   if (canary != nullptr && wanted && !new_canary)
     if (const auto its = canary->reschedule(wanted->config.model.engine); !its)

@@ -82,6 +82,26 @@ TEST(Reload, TrafficIsHandedToTheServerWhereItChanged) {
   EXPECT_EQ(given[0], read.server.traffic);
 }
 
+TEST(Reload, TrafficThatTheServerRefusesKeepsNothingElseFromTakingEffect) {
+  Config read;
+  int asked = 0;
+  Reload reload(Config(), [&] { return Result<Config>(read); },
+                {[&](const TrafficSettings&) {
+                   ++asked;
+                   return Status(Error{ErrorCode::kInvalidArgument, "no such upstream"});
+                 },
+                 {},
+                 {}});
+  NotingEngine engine;
+  read.server.traffic.keys.requests_per_minute = 5;
+  read.model.engine.scheduling.batch_weight = 3;
+  reload.apply(engine, nullptr);
+  const size_t changes = engine.changes.size();
+  EXPECT_EQ(changes, 1u);
+  reload.apply(engine, nullptr);
+  EXPECT_EQ(asked, 2) << "it is tried again each time, since it has not taken effect";
+}
+
 struct Loads {
   explicit Loads(const Config& running)
       : read(running),
