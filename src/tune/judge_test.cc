@@ -41,6 +41,17 @@ TEST(Judge, DropsWhatTheNoiseMayHaveMade) {
   EXPECT_THAT(v.reason, HasSubstr("within the noise"));
 }
 
+TEST(Judge, KeepsWhatIsMuchBetterInSpeedAndTailWhateverTheNoise) {
+  const Verdict v = verdict(figures(10, 1000, 0.6), figures(15, 700, 0.6));
+  EXPECT_TRUE(v.keep);
+  EXPECT_LT(v.tok_s_gain.low, 1);
+  EXPECT_THAT(v.reason, HasSubstr("likely better: +50.0 % tokens/s"));
+  EXPECT_FALSE(verdict(figures(10, 1000, 0.6), figures(15, 1000, 0.6)).keep) << "of the tail nothing is seen";
+  Figures open = figures(15, 700, 0.6);
+  open.p95_at_least = true;
+  EXPECT_FALSE(verdict(figures(10, 1000, 0.6), open).keep) << "its tail may be any length";
+}
+
 TEST(Judge, OneWindowTellsNothingOfTheNoise) {
   Figures before = figures(10, 1000), after = figures(20, 1000);
   for (Figures* f : {&before, &after}) {
