@@ -62,8 +62,14 @@ class Watch:
 
     def end(self):
         """All that it printed."""
-        self.process.send_signal(signal.SIGINT)
-        self.process.wait(TIMEOUT_S)
+        for _ in range(5):  # bpftrace on a busy machine was seen to sleep through one
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(TIMEOUT_S / 5)
+                break
+            except subprocess.TimeoutExpired:
+                pass
+        assert self.process.poll() is not None, self.text
         self.reader.join(TIMEOUT_S)
         return self.text
 
