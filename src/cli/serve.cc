@@ -146,6 +146,11 @@ LoadListener progress_line(Server* starting) {
   };
 }
 
+Error named(const Error& of_canary) {
+  return {of_canary.code, fmt::format("the canary: {}{}{}", of_canary.field,
+                                      of_canary.field.empty() ? "" : ": ", of_canary.message)};
+}
+
 [[noreturn]] void stop_loading() {
   LOG(info, "stopped while loading");
   std::fflush(stdout);
@@ -224,11 +229,6 @@ class Serving {
     Pool pool;
     Config config;
   };
-
-  static Error named(const Error& of_canary) {
-    return {of_canary.code, fmt::format("the canary: {}{}{}", of_canary.field,
-                                        of_canary.field.empty() ? "" : ": ", of_canary.message)};
-  }
 
   // With what is its own in a process of two models: threads, meters, memory that the other was promised.
   LoadOptions options_of(const Wanted& wanted) const {
@@ -358,7 +358,7 @@ int dry_run(const Config& config, MachineBinding& machine) {
   if (!canary) return failure(canary.error());
   if (!*canary) return 0;
   plan = describe_start(**canary);
-  if (!plan) return failure(plan.error());
+  if (!plan) return failure(named(plan.error()));
   fmt::print("canary: {}", *plan);
   return 0;
 }
