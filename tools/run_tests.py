@@ -33,6 +33,10 @@ TSAN_ROOMS = ("base", "engine", "server")
 # Arithmetic, minutes of it under ThreadSanitizer, on threads that other tests have at work as well.
 TSAN_SLOW = ("Batching.TogetherAsAloneOnQuantizedWeights", "Batching.ReplayedAsComputedOpByOp", "KvPrecision.SmallTiersAnswerNearlyAsFullPrecision",
              "LoadModel.SmolLm2Answers")
+# What says why a program failed, in the output of gtest, of sanitizers, of CTest and of pytest.
+TELLING = re.compile(r"^(?:\[  FAILED  \] .*|\[ HANGS    \] .*|.*(?:ERROR|WARNING): \w+Sanitizer.*|.*runtime error: .*|\s*\d+/\d+ Test .*\*\*\*.*|(?:FAILED|ERROR) tests/.*)$", re.M)
+TELLING_LINES = 12  # of one program
+told = []  # repeated at the very end, where a reader of a long log looks first
 SOAK = ("--rounds", "40", "--seed", "1")  # the same rounds each time; ./dev soak goes on from here
 
 
@@ -51,7 +55,29 @@ def run_counting(command):
     for line in child.stdout:
         lines.append(line)
         print(line, end="", flush=True)
-    return child.wait(), "".join(lines)
+    status, output = child.wait(), "".join(lines)
+    if status:
+        told.extend(f"{pathlib.Path(str(command[0])).name}: {line}" for line in dict.fromkeys(TELLING.findall(output)[:TELLING_LINES]))
+        told.extend(f"  ended with {line}" for line in lines_before_time_outs(output))
+    return status, output
+
+
+def lines_before_time_outs(output):
+    """What a program that CTest ended had printed last: the test that it was in, or that it was in none."""
+    last = ""
+    ends = []
+    within = False
+    for line in output.splitlines():
+        if re.match(r"\s*\d+/\d+ Test ", line):
+            if within:
+                ends.append(last)
+            within = "***Timeout" in line
+        elif within and re.match(r"(\s+Start\s+\d+:|\d+% tests passed)", line):
+            ends.append(last)
+            within = False
+        elif line.strip():
+            last = line
+    return ends
 
 
 def build(preset, targets):
@@ -217,6 +243,8 @@ def main():
             continue
         rows.append((name, passed, failed, time.monotonic() - start))
     print()
+    for line in told:
+        print(line)
     for name, passed, failed, took in rows:
         print(f"{name:10} {passed:6} passed {failed:4} failed {took:7.0f} s")
     for line in skipped:

@@ -16,8 +16,9 @@ TestClient::TestClient(int port, int receive_buffer) {
   CHECK(fd_ >= 0);
   if (receive_buffer > 0) setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer);
   // Only so that a broken server fails a test instead of hanging it.
-  const timeval limit{300, 0};
-  setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  const timeval limit{60, 0};
+  for (const int direction : {SO_RCVTIMEO, SO_SNDTIMEO})
+    setsockopt(fd_, SOL_SOCKET, direction, &limit, sizeof limit);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(uint16_t(port));
