@@ -414,18 +414,15 @@ TEST_F(ApiTest, ASlowReaderStopsItsOwnStreamOnly) {
   slow.send(post_text("/v1/completions", R"({"prompt":"a","stream":true,"logprobs":2})"));
   model_.scripted.wait_submitted(1);
   std::thread engine([&] {
-    size_t made = 0;
-    while (made < 60000) {
-      if (model_.scripted.emit(0, model_.token("A")))
-        ++made;
-      else
-        std::this_thread::yield();
-      if (made == 50000) say({"B"}, FinishReason::length);
-    }
-    while (!model_.scripted.emit(0, model_.token("Z", FinishReason::length))) std::this_thread::yield();
+    // Until it is dropped, should the machine stand still for as long as the write's deadline.
+    const auto emit = [&](const TokenEvent& event) {
+      while (!model_.scripted.emit(0, event) && !model_.scripted.cancelled(0)) std::this_thread::yield();
+    };
+    for (int made = 0; made < 60000; ++made) emit(model_.token("A"));
+    emit(model_.token("Z", FinishReason::length));
   });
   // Its outbox fills up, since the socket takes no more; others are answered meanwhile.
-  while (model_.scripted.waiting_events(0) < 4096) std::this_thread::yield();
+  while (model_.scripted.waiting_events(0) < 4096 && !model_.scripted.cancelled(0)) std::this_thread::yield();
   TestClient other(server_->port());
   EXPECT_EQ(other.get("/health").status, 200);
   const TestResponse response = slow.read_response();
