@@ -1,5 +1,6 @@
 #include "cli/signals.h"
 
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -68,8 +69,13 @@ void Signals::reset() {
 void Signals::wake() { ring(); }
 
 void Signals::wait() {
+  // poll and then read, not read alone: ThreadSanitizer runs handlers within the former, but holds them back
+  // until the latter returns.
+  pollfd bell{event_fd.load(), POLLIN, 0};
+  while (poll(&bell, 1, -1) < 0 && errno == EINTR) {
+  }
   uint64_t count = 0;
-  while (read(event_fd.load(), &count, sizeof count) < 0 && errno == EINTR && seen.load() == 0) {
+  while (read(bell.fd, &count, sizeof count) < 0 && errno == EINTR) {
   }
 }
 
