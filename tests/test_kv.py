@@ -183,6 +183,11 @@ def test_settings_outside_the_pool_that_cannot_be_are_named(tmp_path):
                        "kv.sparse_keep": ["kv.sparse_above=100", "kv.sparse_keep=0"]}.items():
         refused = run_sluice("serve", SMOLLM2, *(f for flag in flags for f in ("--set", flag)))
         assert refused.returncode in (1, 2) and key in refused.stderr, refused.stderr
+    (tmp_path / "file").write_text("not a folder")
+    for no_folder in (tmp_path / "file", tmp_path / "file" / "kv", "/dev/null"):
+        for dry in ([], ["--dry-run"]):
+            refused = run_sluice("serve", SMOLLM2, *dry, "--set", "kv.host_bytes=1000000000", "--set", f"kv.disk_path={no_folder}")
+            assert refused.returncode in (1, 2) and "kv.disk_path" in refused.stderr, refused.stderr
     few = run_sluice("serve", SMOLLM2, "--set", "kv.host_bytes=1000")
     assert few.returncode in (1, 2) and "kv.host_bytes" in few.stderr and "too few" in few.stderr
 

@@ -4,6 +4,9 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
 #include <vector>
 
 #include "tensor/backend.h"
@@ -55,6 +58,25 @@ Status check_precision(const KvSettings& settings, const Backend& backend) {
   return {};
 }
 
+namespace {
+
+// The folder is made by the engine; here only whether it can be.
+Status check_folder(const std::string& path) {
+  const auto wrong = [](std::string what) {
+    return Error{ErrorCode::kInvalidArgument, std::move(what), "kv.disk_path"};
+  };
+  std::error_code error;
+  std::filesystem::path at = std::filesystem::absolute(path, error);
+  while (!error && !std::filesystem::exists(at, error) && !error) at = at.parent_path();
+  if (error) return wrong(fmt::format("{}: {}", path, error.message()));
+  if (!std::filesystem::is_directory(at)) return wrong(fmt::format("{} is not a folder", at.string()));
+  if (access(at.c_str(), R_OK | W_OK | X_OK) != 0)
+    return wrong(fmt::format("{}: {}", at.string(), std::strerror(errno)));
+  return {};
+}
+
+}  // namespace
+
 Status check_outside(const KvSettings& s, bool prefix_cache) {
   const auto wrong = [](const char* what, const char* field) {
     return Error{ErrorCode::kInvalidArgument, what, field};
@@ -65,7 +87,7 @@ Status check_outside(const KvSettings& s, bool prefix_cache) {
   if (!prefix_cache)
     return wrong("holds blocks of the prefix cache: set kv.prefix_cache: true", "kv.host_bytes");
   if (s.allocation != "paged") return wrong("goes with kv.allocation paged only", "kv.host_bytes");
-  return {};
+  return s.disk_path.empty() ? Status{} : check_folder(s.disk_path);
 }
 
 Status check_sparse(const KvSettings& s, const Backend& backend) {

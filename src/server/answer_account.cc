@@ -147,10 +147,14 @@ void AnswerAccount::settle(Choice& choice, int64_t until_step) {
 }
 
 void AnswerAccount::tell(const Anomaly& a) const {
-  if (!log_enabled(LogLevel::info) || !log_->anomalies().may_log(a.at)) return;
+  // Numbers that are none are a fault whatever the text; the other kinds are only odd.
+  const bool fault = a.kind == AnomalyKind::nan_logits || a.kind == AnomalyKind::failed_step;
+  const LogLevel level = fault ? LogLevel::warn : LogLevel::info;
+  if (!log_enabled(level) || !log_->anomalies().may_log(a.at)) return;
   const LogScope about(log_ids(head_.trace, head_.request_id));
-  LOG(info, "request {} token {} in step {}: {} ({:.4g}, usually {:.4g}), for {}: {}", head_.request_id,
-      a.token, a.step, anomaly_name(a.kind), a.value, a.usual, cause_name(a.cause()), a.chain[0].text);
+  log_line(level, fmt::format("request {} token {} in step {}: {} ({:.4g}, usually {:.4g}), for {}: {}",
+                              head_.request_id, a.token, a.step, anomaly_name(a.kind), a.value, a.usual,
+                              cause_name(a.cause()), a.chain[0].text));
 }
 
 void AnswerAccount::choice_ended(size_t index, const char* finish_reason, TimeNs now) {
