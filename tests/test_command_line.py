@@ -1,6 +1,7 @@
 """The binary's commands: exit status, one line on stderr, JSON shapes."""
 import http.server
 import json
+import resource
 import shutil
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import threading
 
 import pytest
 
-from conftest import GEMMA, ROOT, SLUICE, SMOLLM2, run_sluice
+from conftest import GEMMA, ROOT, SLUICE, SMOLLM2, TIMEOUT_S, run_sluice
 
 
 
@@ -162,6 +163,16 @@ def test_bench_serve_has_the_promised_shape(smollm2, mode):
         assert set(result[spread]) == {"p50", "p95", "p99", "mean"}
         assert 0 <= result[spread]["p50"] <= result[spread]["p99"]
     assert result["qps"] > 0 and result["output_tok_s"] > 0
+
+
+def test_bench_serve_counts_what_found_no_descriptor(smollm2):
+    few = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
+    done = run_sluice("bench", "serve", "--url", smollm2.url, "--concurrency", "40", "--requests", "80", "--input-tokens", "4", "--output-tokens", "1", "--json",
+                      preexec_fn=few)
+    assert done.returncode != 0 and "Too many open files" in done.stderr
+    result = json.loads(done.stdout)
+    assert result["failed"] > 0 and result["completed"] > 0 and result["completed"] + result["failed"] == 80
+    assert result["wall_s"] < TIMEOUT_S
 
 
 class TellsHeaders(http.server.BaseHTTPRequestHandler):

@@ -5,6 +5,7 @@
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -233,6 +234,11 @@ class LoadRun {
         outcomes_(load.exchanges.size()),
         epoll_(epoll_create1(EPOLL_CLOEXEC)) {
     CHECK(epoll_ >= 0);
+    // A connection for each exchange in flight; shells give 1,024.
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
   }
   ~LoadRun() {
     for (auto& c : connections_)
@@ -297,17 +303,19 @@ class LoadRun {
 
   void start(size_t exchange) {
     ++in_flight_;
-    for (auto& c : connections_) {
+    while (!idle_.empty()) {
+      Connection* c = idle_.back();
+      idle_.pop_back();
       if (c->fd >= 0 && c->exchange == SIZE_MAX) return send(*c, exchange, true);
     }
     open_and_send(exchange);
   }
 
   void open_and_send(size_t exchange) {
-    Connection* c = nullptr;
-    for (auto& candidate : connections_)
-      if (candidate->fd < 0) c = candidate.get();
-    if (!c) c = connections_.emplace_back(std::make_unique<Connection>()).get();
+    if (closed_.empty()) closed_.push_back(connections_.emplace_back(std::make_unique<Connection>()).get());
+    Connection* c = closed_.back();
+    closed_.pop_back();
+    outcomes_[exchange].sent = now_ns();  // should it come to no more
     c->fd = socket(address_.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     c->exchange = exchange;
     if (c->fd < 0) return fail(*c, std::strerror(errno));
@@ -399,7 +407,10 @@ class LoadRun {
     if (o.status != 200 && o.error.empty())
       o.error = fmt::format("HTTP {}: {}", o.status, o.body.substr(0, 300));
     c.exchange = SIZE_MAX;
-    if (!load_.keep_alive || !c.answer->keep_alive()) drop(c);
+    if (load_.keep_alive && c.answer->keep_alive())
+      idle_.push_back(&c);
+    else
+      drop(c);
     ended();
   }
 
@@ -407,6 +418,7 @@ class LoadRun {
     if (c.fd >= 0) close(c.fd);
     c.fd = -1;
     c.exchange = SIZE_MAX;
+    closed_.push_back(&c);
   }
 
   void ended() {
@@ -427,7 +439,9 @@ class LoadRun {
   std::deque<Exchange> exchanges_;
   std::deque<Outcome> outcomes_;  // answers that come refer to theirs
   bool over_ = false;
-  std::deque<std::unique_ptr<Connection>> connections_;
+  std::vector<std::unique_ptr<Connection>> connections_;
+  std::vector<Connection*> idle_;    // some may have been closed or taken since
+  std::vector<Connection*> closed_;  // exactly those
   int epoll_;
   size_t next_ = 0, ended_ = 0, in_flight_ = 0;
   TimeNs begin_ = 0, next_expiry_ = 0;
