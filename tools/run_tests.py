@@ -58,26 +58,7 @@ def run_counting(command):
     status, output = child.wait(), "".join(lines)
     if status:
         told.extend(f"{pathlib.Path(str(command[0])).name}: {line}" for line in dict.fromkeys(TELLING.findall(output)[:TELLING_LINES]))
-        told.extend(f"  ended with {line}" for line in lines_before_time_outs(output))
     return status, output
-
-
-def lines_before_time_outs(output):
-    """What a program that CTest ended had printed last: the test that it was in, or that it was in none."""
-    last = ""
-    ends = []
-    within = False
-    for line in output.splitlines():
-        if re.match(r"\s*\d+/\d+ Test ", line):
-            if within:
-                ends.append(last)
-            within = "***Timeout" in line
-        elif within and re.match(r"(\s+Start\s+\d+:|\d+% tests passed)", line):
-            ends.append(last)
-            within = False
-        elif line.strip():
-            last = line
-    return ends
 
 
 def build(preset, targets):
@@ -87,15 +68,19 @@ def build(preset, targets):
 
 def ctest(preset, only=None):
     """(passed, failed): the cases of gtest programs one by one, other programs (fuzz replays) as one each."""
-    folder = ROOT / "build" / preset
-    results = folder / "test-results"
+    results = ROOT / "build" / preset / "test-results"
     shutil.rmtree(results, ignore_errors=True)
     os.environ["GTEST_OUTPUT"] = f"xml:{results}/"
-    command = ["ctest", "--test-dir", folder, "--output-on-failure", "--timeout", "900", "-j", "2"]
-    status, output = run_counting(command + (["-R", only] if only else []))
-    programs = re.findall(r"Test\s+#\d+: (\S+) \.+\s*(Passed|\*\*\*\S+)", output)
+    status, programs = run_programs(preset, only)
+    # A machine that stood still for minutes looks like a hang, so a program that hangs has one more try; that it did is told.
+    hung = [name for name, (outcome, text) in programs.items() if "Timeout" in outcome or "[ HANGS " in text]
+    for name in hung:
+        outcome, text = programs[name]
+        told.append(f"{preset}: {name} hung; its last line: {(text.splitlines() or [''])[-1]}")
+        programs.update(run_programs(preset, f"^{name}$")[1])
+        told.append(f"{preset}: {name}, once more: {programs[name][0]}")
     passed = failed = 0
-    for name, outcome in programs:
+    for name, (outcome, _) in programs.items():
         try:
             suites = ET.parse(results / f"{name}_test.xml").getroot()
             cases, bad = int(suites.get("tests")), int(suites.get("failures")) + int(suites.get("errors"))
@@ -104,9 +89,18 @@ def ctest(preset, only=None):
         if outcome != "Passed":
             bad = max(bad, 1)
         passed, failed = passed + cases - bad, failed + bad
-    if status and not failed or not programs:
+    if status and not failed and not hung or not programs:
         failed += 1
     return passed, failed
+
+
+def run_programs(preset, only):
+    """(status, {name: (outcome, what it printed if it failed)})"""
+    command = ["ctest", "--test-dir", ROOT / "build" / preset, "--output-on-failure", "--timeout", "900", "-j", "2"]
+    status, output = run_counting(command + (["-R", only] if only else []))
+    _, *parts = re.split(r"^\s*\d+/\d+ Test\s+#\d+: (\S+) \.+\s*(Passed|[^*\n]*\*\*\*\w+).*\n", output, flags=re.M)
+    printed = (re.split(r"^(?:\s+Start\s+\d+: .*|\d+% tests passed.*)$", text, flags=re.M)[0].strip() for text in parts[2::3])
+    return status, dict(zip(parts[0::3], zip(parts[1::3], printed)))
 
 
 def stage_checks():
