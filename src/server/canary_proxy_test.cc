@@ -1,6 +1,10 @@
 // Two servers of this process: one has the other as its canary. What a client of the first sees.
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <thread>
+
 #include "server/testing/served_test.h"
 #include "server/testing/test_client.h"
 
@@ -11,8 +15,7 @@ using testing::HasSubstr;
 
 class CanaryProxyTest : public ServedTest {
  protected:
-  void start_both(TrafficSettings traffic = {}) {
-    ServerConfig other;
+  void start_both(TrafficSettings traffic = {}, ServerConfig other = {}) {
     other.port = 0;
     auto started = Server::start(other);
     ASSERT_TRUE(started.ok());
@@ -36,6 +39,11 @@ class CanaryProxyTest : public ServedTest {
     TokenEvent failed;
     failed.finish = FinishReason::failed;
     canary_model_.scripted.script = [failed](const Request&) { return std::vector<TokenEvent>{failed}; };
+  }
+  double metric(const std::string& name) {
+    const std::string all = TestClient(server_->port()).get("/metrics").body;
+    const size_t at = all.find("\n" + name + " ");
+    return at == std::string::npos ? -1 : std::stod(all.substr(at + name.size() + 2));
   }
   ToyModel canary_model_;
   std::unique_ptr<Server> canary_;
@@ -97,6 +105,86 @@ TEST_F(CanaryProxyTest, TheBreakerStopsAskingIt) {
   EXPECT_EQ(canary_model_.scripted.submitted(), 3u) << "three failures open it";
   TestClient client(server_->port());
   EXPECT_THAT(client.get("/metrics").body, HasSubstr("sluice_breaker_state{pool=\"canary\"} 1"));
+}
+
+TEST_F(CanaryProxyTest, WhatItRefusesIsAnsweredHereAndSaysNothingOfIt) {
+  TrafficSettings traffic;
+  traffic.canary.step_requests = 1;
+  ServerConfig other;
+  other.api_keys = {"its own"};
+  start_both(traffic, other);
+  const double before = metric("sluice_pool_requests_total{pool=\"canary\"}");
+  for (int i = 0; i < 3; ++i) EXPECT_THAT(complete("X-Canary: always\r\n").body, HasSubstr("\"A\""));
+  EXPECT_EQ(metric("sluice_pool_requests_total{pool=\"canary\"}"), before);
+  EXPECT_EQ(metric("sluice_canary_percent"), 1) << "a refusal is no answer that speaks for it";
+  // What is wrong is wrong here too.
+  TestClient client(server_->port());
+  EXPECT_EQ(client.post("/v1/completions", R"({"prompt":7.5})", "X-Canary: always\r\n").status, 400);
+}
+
+TEST_F(CanaryProxyTest, DeadlinesThatClientsSetSayNothingOfIt) {
+  TrafficSettings traffic;
+  traffic.breaker.upstream = "quick";
+  start_both(traffic);
+  canary_model_.scripted.script = nullptr;
+  TokenEvent late;
+  late.finish = FinishReason::deadline;
+  for (size_t i = 0; i < 4; ++i) {
+    TestClient client(server_->port());
+    const TimeNs sent = now_ns();
+    client.send(
+        post_text("/v1/completions", R"({"prompt":"a"})", "X-Canary: always\r\nX-Request-Timeout-Ms: 1\r\n"));
+    canary_model_.scripted.wait_submitted(i + 1);
+    while (now_ns() < sent + 2'000'000) std::this_thread::yield();
+    canary_model_.scripted.emit(i, late);
+    client.read_response();
+  }
+  EXPECT_EQ(metric("sluice_breaker_state{pool=\"canary\"}"), 0);
+}
+
+TEST_F(CanaryProxyTest, ItsClientsTakeNoPlaceHere) {
+  TrafficSettings traffic;
+  traffic.limit.mode = "rule";
+  traffic.limit.min = traffic.limit.max = 1;
+  start_both(traffic);
+  canary_model_.scripted.script = nullptr;
+  TestClient waits(server_->port());
+  waits.send(post_text("/v1/completions", R"({"prompt":"a"})", "X-Canary: always\r\n"));
+  canary_model_.scripted.wait_submitted(1);
+  EXPECT_EQ(complete("X-Canary: never\r\n").status, 200);
+}
+
+TEST_F(CanaryProxyTest, RatesCountItsRequestsOnceAndItsAnswersSayWhatIsLeft) {
+  TrafficSettings traffic;
+  traffic.keys = {10, 100000};
+  start_both(traffic);
+  const TestResponse there = complete("X-Canary: always\r\n");
+  EXPECT_EQ(there.header("x-sluice-pool"), "canary");
+  EXPECT_EQ(there.header("x-ratelimit-remaining-requests"), "9");
+  fail_canary();
+  const TestResponse here = complete("X-Canary: always\r\n");
+  EXPECT_EQ(here.header("x-sluice-pool"), "");
+  EXPECT_EQ(here.header("x-ratelimit-remaining-requests"), "8");
+  EXPECT_EQ(std::count_if(here.headers.begin(), here.headers.end(),
+                          [](const auto& h) { return h.first == "x-ratelimit-remaining-requests"; }),
+            1);
+  EXPECT_EQ(complete("").header("x-ratelimit-remaining-requests"), "7");
+}
+
+TEST_F(CanaryProxyTest, ThoseTakenAwayEndWhenNothingIsUnderWayThere) {
+  start_both();
+  const auto threads = [] {
+    size_t count = 0;
+    for ([[maybe_unused]] const auto& task : std::filesystem::directory_iterator("/proc/self/task")) ++count;
+    return count;
+  };
+  TrafficSettings traffic;
+  const size_t before = threads();
+  for (int i = 0; i < 20; ++i) {
+    traffic.canary.upstream = "http://127.0.0.1:" + std::to_string(1 + i);
+    ASSERT_TRUE(server_->set_traffic(traffic).ok());
+  }
+  EXPECT_LE(threads(), before + 1);
 }
 
 TEST_F(CanaryProxyTest, OneThatFailsMoreIsRolledBack) {

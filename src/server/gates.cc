@@ -7,7 +7,6 @@
 
 #include "base/check.h"
 #include "server/http_error.h"
-#include "server/proxied_answer.h"
 
 namespace sluice {
 
@@ -26,7 +25,7 @@ std::string reset_text(TimeNs wait) {
   return text + fmt::format("{}.{}s", tenths % 600 / 10, tenths % 10);
 }
 
-void add_rate_headers(HttpExchange& exchange, const char* of, const RateReading& rate) {
+void add_rate_header(HttpExchange& exchange, const char* of, const RateReading& rate) {
   if (rate.limit <= 0) return;
   exchange.add_header(fmt::format("X-Ratelimit-Limit-{}", of), fmt::format("{}", int64_t(rate.limit)));
   exchange.add_header(fmt::format("X-Ratelimit-Remaining-{}", of), fmt::format("{}", int64_t(rate.remaining)));
@@ -34,7 +33,8 @@ void add_rate_headers(HttpExchange& exchange, const char* of, const RateReading&
 }
 
 Ask ask_of(const GenerationPlan& plan, int context) {
-  Ask ask{plan.tenant, plan.lane, 0, 0};
+  Ask ask{plan.tenant, plan.lane};
+  ask.waits_here = plan.pool == Pool::stable;
   const int wanted = plan.options.max_tokens.value_or(plan.default_max_tokens);
   for (const Prompt& prompt : plan.prompts) {
     ask.prompt_tokens += int(prompt.ids.size());
@@ -50,6 +50,24 @@ int whole_seconds(TimeNs wait) { return std::max(1, int((wait + 999'999'999) / 1
 
 const BreakerSettings& profile(const std::string& name) {
   return name == "off" ? kNoBreaker : name == "quick" ? kQuickBreaker : kPatientBreaker;
+}
+
+// Shortens the answer where the permit says so. True: it did.
+bool cut(GenerationPlan& plan) {
+  const int most = plan.permit.max_tokens();
+  if (most <= 0 || plan.pooling != Pooling::none) return false;
+  const int wanted = plan.options.max_tokens.value_or(plan.default_max_tokens);
+  if (wanted >= 0 && wanted <= most) return false;
+  plan.options.max_tokens = most;
+  plan.options.min_tokens = std::min(plan.options.min_tokens, most);
+  return true;
+}
+
+HttpResponse response_of(const Refusal& refusal) {
+  HttpResponse response = error_response(429, refusal.message, {}, refusal.code);
+  set_retry_after(response, refusal.retry_after_s);
+  response.own_rate = refusal.own_rate;
+  return response;
 }
 
 // FNV-1a (Fowler, Noll, Vo), mixed once more so that its low digits are even.
@@ -112,11 +130,10 @@ Status Gates::configure(const TrafficSettings& settings) {
   admission_->configure(settings);
   stable_health_->breaker.configure(profile(settings.breaker.model));
   canary_health_->breaker.configure(profile(settings.breaker.upstream));
-  stable_health_->show();
-  canary_health_->show();
   std::lock_guard lock(mutex_);
   if (settings.canary == canary_settings_) return {};
   if (settings.canary.upstream != canary_settings_.upstream) {
+    std::erase_if(retired_, [](const auto& upstream) { return upstream->idle(); });
     if (upstream_ != nullptr) retired_.push_back(std::move(upstream_));
     if (!settings.canary.upstream.empty()) {
       auto made = Upstream::create(settings.canary.upstream);
@@ -138,8 +155,15 @@ void Gates::set_canary(bool present, bool times) {
 
 void Gates::start_canary_over() {
   const bool there = upstream_ != nullptr;
+  canary_health_->start_over();
   has_canary_.store(there || canary_is_here_.load());
   canary_->configure(canary_settings_, has_canary_.load(), there || compares_times_);
+}
+
+void Gates::show() const {
+  admission_->show();
+  stable_health_->show();
+  canary_health_->show();
 }
 
 TrafficState Gates::state() const {
@@ -168,30 +192,25 @@ uint32_t Gates::identify(const HttpRequest& request) const {
 }
 
 std::optional<HttpResponse> Gates::admit(GenerationPlan& plan, int context, HttpExchange& exchange) {
-  const Ask ask = ask_of(plan, context);
   const TimeNs now = now_ns();
-  const auto refused = admission_->admit(ask, now, plan.permit);
-  add_rate_headers(exchange, "Requests", admission_->requests(ask.tenant, ask.lane, now));
-  add_rate_headers(exchange, "Tokens", admission_->tokens(ask.tenant, ask.lane, now));
-  if (refused) {
-    HttpResponse response = error_response(429, refused->message, {}, refused->code);
-    set_retry_after(response, refused->retry_after_s);
-    response.own_rate = refused->own_rate;
-    return response;
+  std::optional<Refusal> refused;
+  if (plan.permit) {
+    refused = plan.permit.take_place(now);
+    if (refused) plan.permit.end();
+  } else {
+    const Ask ask = ask_of(plan, context);
+    refused = admission_->admit(ask, now, plan.permit);
+    add_rate_headers(ask, now, exchange);
   }
+  if (refused) return response_of(*refused);
   if (cut(plan))
     exchange.add_header("X-Sluice-Degraded", fmt::format("max_tokens={}", *plan.options.max_tokens));
   return std::nullopt;
 }
 
-bool Gates::cut(GenerationPlan& plan) {
-  const int most = plan.permit.max_tokens();
-  if (most <= 0 || plan.pooling != Pooling::none) return false;
-  const int wanted = plan.options.max_tokens.value_or(plan.default_max_tokens);
-  if (wanted >= 0 && wanted <= most) return false;
-  plan.options.max_tokens = most;
-  plan.options.min_tokens = std::min(plan.options.min_tokens, most);
-  return true;
+void Gates::add_rate_headers(const Ask& ask, TimeNs now, HttpExchange& exchange) const {
+  add_rate_header(exchange, "Requests", admission_->requests(ask.tenant, ask.lane, now));
+  add_rate_header(exchange, "Tokens", admission_->tokens(ask.tenant, ask.lane, now));
 }
 
 std::optional<HttpResponse> Gates::pass(GenerationPlan& plan) {
@@ -206,7 +225,6 @@ std::optional<HttpResponse> Gates::pass(GenerationPlan& plan) {
     return response;
   }
   plan.passage = Passage(stable_health_, pass);
-  if (pass == CircuitBreaker::Pass::probe) stable_health_->show();
   return std::nullopt;
 }
 
@@ -216,7 +234,6 @@ bool Gates::is_canarys(const HttpRequest& request, uint32_t tenant, const std::s
 
 Passage Gates::pass_canary() {
   const auto pass = canary_health_->breaker.enter(now_ns());
-  canary_health_->show();
   if (pass == CircuitBreaker::Pass::refused) return {};
   Passage passage(canary_health_, pass, canary_->enter());
   return passage.has_place() ? std::move(passage) : Passage();
@@ -232,9 +249,18 @@ Passage Gates::enter_canary(const HttpRequest& request, uint32_t tenant, bool wi
   return wish_always || is_canarys(request, tenant, env) ? pass_canary() : Passage();
 }
 
+HttpResponse Gates::refuse_named() const {
+  const TimeNs wait = canary_health_->breaker.opens_in(now_ns());
+  HttpResponse response =
+      wait > 0 ? error_response(503, "The canary failed too often of late; it is tried again soon.", {},
+                                "breaker_open")
+               : error_response(429, "The canary has as many requests as it may.", {}, "overloaded");
+  set_retry_after(response, whole_seconds(wait));
+  return response;
+}
+
 bool Gates::send_to_canary(HttpRequest& request, uint32_t tenant, Lane lane,
-                           const std::shared_ptr<HttpExchange>& exchange,
-                           std::function<void(HttpRequest)> fall_back) {
+                           const std::shared_ptr<HttpExchange>& exchange, ProxiedAnswer::FallBack fall_back) {
   if (!has_canary_.load(std::memory_order_relaxed)) return false;
   std::shared_ptr<Upstream> upstream;
   CanarySettings settings;
@@ -246,9 +272,11 @@ bool Gates::send_to_canary(HttpRequest& request, uint32_t tenant, Lane lane,
   if (upstream == nullptr || !is_canarys(request, tenant, settings.env)) return false;
   ProxiedAnswer::Start start{exchange, {}, pass_canary(), {}, std::move(fall_back)};
   if (!start.passage) return false;
-  const Ask ask{tenant, lane, int(request.body.size() / kBytesPerToken), kExpectedAnswerTokens};
+  const Ask ask{tenant, lane, int(request.body.size() / kBytesPerToken), kExpectedAnswerTokens, false};
+  const TimeNs now = now_ns();
   // Who has no room here gets the refusal from where its tokens are counted.
-  if (admission_->admit(ask, now_ns(), start.permit)) return false;
+  if (admission_->admit(ask, now, start.permit)) return false;
+  add_rate_headers(ask, now, *exchange);
   start.request = std::move(request);
   ProxiedAnswer::start(std::move(start), *upstream, settings.timeout_ms);
   return true;

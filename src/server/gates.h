@@ -24,6 +24,7 @@
 #include "server/api_keys.h"
 #include "server/generation.h"
 #include "server/http.h"
+#include "server/proxied_answer.h"
 #include "server/traffic/admission.h"
 #include "server/traffic/canary.h"
 #include "server/traffic/passage.h"
@@ -52,11 +53,10 @@ class Gates {
   bool is_open() const { return keys_.empty(); }
   const ApiKeys& keys() const { return keys_; }
 
-  // Puts the permit into the plan, and rate-limit headers on the exchange. The answer in its place, if it is
-  // not admitted.
+  // Puts the permit into the plan, shortens the answer where it says so, and tells both in headers of the
+  // exchange. The answer in its place, if it is not admitted. A canary's requests take no place; one whose plan
+  // has a permit comes back from there, and needs one.
   std::optional<HttpResponse> admit(GenerationPlan& plan, int context, HttpExchange& exchange);
-  // Shortens the answer where the permit says so. True: it did.
-  static bool cut(GenerationPlan& plan);
   // The stable pool's breaker: puts the passage into the plan, or gives the answer in its place.
   std::optional<HttpResponse> pass(GenerationPlan& plan);
 
@@ -64,18 +64,20 @@ class Gates {
   // it is the canary's; without, the stable pool's. `wish_always`: whatever its headers say, since it names the
   // canary's model.
   Passage enter_canary(const HttpRequest& request, uint32_t tenant, bool wish_always = false);
+  // To who asks for it by name, where enter_canary let nobody pass.
+  HttpResponse refuse_named() const;
   // Of this process. `times`: how long it takes says something beside the stable pool. Starts it over.
   void set_canary(bool present, bool times);
 
   // A generation request before its body is read. True: the canary's server answers it, by `exchange`; false:
   // the model here does, and `request` is as it was. `fall_back`: answers it here after all.
   bool send_to_canary(HttpRequest& request, uint32_t tenant, Lane lane,
-                      const std::shared_ptr<HttpExchange>& exchange,
-                      std::function<void(HttpRequest)> fall_back);
+                      const std::shared_ptr<HttpExchange>& exchange, ProxiedAnswer::FallBack fall_back);
 
   // Starts the canary over where its settings changed. Errors: settings that make no sense.
   Status configure(const TrafficSettings& settings);
   TrafficState state() const;
+  void show() const;  // in the meters, when they are read
   // Ends what the canary's server answers; nothing is sent there any more.
   void stop();
 
@@ -83,6 +85,7 @@ class Gates {
   bool is_canarys(const HttpRequest& request, uint32_t tenant, const std::string& env) const;
   Passage pass_canary();     // none: it keeps failing, or has as many as it may
   void start_canary_over();  // needs mutex_
+  void add_rate_headers(const Ask& ask, TimeNs now, HttpExchange& exchange) const;
 
   const ApiKeys keys_;
   const std::shared_ptr<Admission> admission_;  // permits hold it too
@@ -91,7 +94,7 @@ class Gates {
   std::mutex mutex_;
   CanarySettings canary_settings_;                  // guarded by mutex_
   std::shared_ptr<Upstream> upstream_;              // null: there is no canary; guarded by mutex_
-  std::vector<std::shared_ptr<Upstream>> retired_;  // whose streams go on until stop; guarded by mutex_
+  std::vector<std::shared_ptr<Upstream>> retired_;  // whose streams go on; guarded by mutex_
   bool compares_times_ = true;                      // guarded by mutex_
   std::atomic<bool> has_canary_{false}, canary_is_here_{false};
 };

@@ -306,7 +306,7 @@ void Generation::finish_answer() {
 void Generation::fail(const ApiError& error, const char* reason) {
   over_ = true;
   // An answer that its grammar leads nowhere is its client's doing; so is a deadline.
-  const bool ours = error.error.code == ErrorCode::kInternal && plan_.grammar == nullptr;
+  const bool ours = error.error.code == ErrorCode::kInternal && (plan_.grammar == nullptr || broken_);
   if (ours) tell_pool(true);
   if (ours && plan_.fall_back && !stream_open_) {
     meters().failed.add();

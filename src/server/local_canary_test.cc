@@ -133,6 +133,55 @@ TEST_F(LocalCanaryTest, NorDoLogitsThatAreNone) {
   EXPECT_EQ(model_of(complete(kAlways)), "toy");
 }
 
+TEST_F(LocalCanaryTest, NorWhereAnAnswersFormIsAskedFor) {
+  start_both(by_header());
+  canary_->toy.scripted.script = [this](const Request&) {
+    auto events = canary_->toy.says({"A"}, FinishReason::stop);
+    events[0].logits = LogitsState::nan;
+    return events;
+  };
+  const TestResponse answer = complete(kAlways, R"(,"guided_regex":"A")");
+  EXPECT_EQ(answer.status, 200) << answer.body;
+  EXPECT_EQ(model_of(answer), "toy");
+}
+
+TEST_F(LocalCanaryTest, ItsClientsTakeNoPlaceOfTheStablePools) {
+  TrafficSettings traffic = by_header();
+  traffic.limit.mode = "rule";
+  traffic.limit.min = traffic.limit.max = 1;
+  start_both(traffic);
+  canary_->toy.scripted.script = nullptr;
+  TestClient waits(server_->port());
+  waits.send(post_text("/v1/completions", R"({"prompt":"a"})", kAlways));
+  canary_->toy.scripted.wait_submitted(1);
+  EXPECT_EQ(complete("").status, 200);
+}
+
+TEST_F(LocalCanaryTest, WhoNamesItHearsWhetherItIsFullOrFails) {
+  TrafficSettings traffic = by_header();
+  traffic.canary.max_in_flight = 1;
+  traffic.breaker.upstream = "patient";
+  start_both(traffic);
+  constexpr const char* kNamed = R"(,"model":"finch")";
+  canary_->toy.scripted.script = nullptr;
+  TestClient waits(server_->port());
+  waits.send(post_text("/v1/completions", R"({"prompt":"a"})", kAlways));
+  canary_->toy.scripted.wait_submitted(1);
+  const TestResponse full = complete("", kNamed);
+  EXPECT_EQ(full.status, 429);
+  EXPECT_THAT(full.body, HasSubstr("overloaded"));
+  TokenEvent failed;
+  failed.finish = FinishReason::failed;
+  canary_->toy.scripted.emit(0, failed);
+  waits.read_response();
+  canary_ends_with(FinishReason::failed);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(complete("", kNamed).status, 500);
+  const TestResponse open = complete("", kNamed);
+  EXPECT_EQ(open.status, 503);
+  EXPECT_THAT(open.body, HasSubstr("breaker_open"));
+  EXPECT_GT(std::stoi(open.header("retry-after")), 1);
+}
+
 TEST_F(LocalCanaryTest, AStreamThatHasBegunIsCut) {
   start_both(by_header());
   canary_->toy.scripted.script = nullptr;

@@ -93,6 +93,8 @@ void Loop::tick() {
 
 // Once a tick: counters that all network threads share are too dear for each write.
 void Loop::count_costs() {
+  // Anew: two threads that told of theirs at the same time may have done so in the wrong order.
+  connection_meters().open.set(shared.connections.load(std::memory_order_relaxed));
   connection_meters().writes.add(std::exchange(writes, 0));
   const uint64_t all = thread_allocations();
   connection_meters().allocations.add(all - std::exchange(allocations, all));

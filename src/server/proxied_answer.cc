@@ -1,5 +1,7 @@
 #include "server/proxied_answer.h"
 
+#include <charconv>
+
 #include "base/log.h"
 #include "server/http_error.h"
 #include "server/limits.h"
@@ -10,6 +12,7 @@ namespace sluice {
 namespace {
 
 constexpr int kEventsForPace = 5;
+constexpr size_t kBytesPerToken = 4;
 
 int count_events(std::string_view bytes) {
   int count = 0;
@@ -21,6 +24,13 @@ std::string cut_event(const char* why) {
   std::string out;
   append_sse(out, error_json(503, why));
   return out;
+}
+
+TimeNs deadline_of(const HttpRequest& request) {
+  int asked_ms = 0;
+  const auto text = request.header("x-request-timeout-ms");
+  std::from_chars(text.data(), text.data() + text.size(), asked_ms);
+  return asked_ms > 0 ? request.began + TimeNs(asked_ms) * 1'000'000 : 0;
 }
 
 // What the other server says of the request, and not of its connection.
@@ -35,6 +45,7 @@ bool goes_along(std::string_view name) {
 
 void ProxiedAnswer::start(Start start, Upstream& upstream, int timeout_ms) {
   std::shared_ptr<ProxiedAnswer> self(new ProxiedAnswer(std::move(start)));
+  self->deadline_ = deadline_of(self->start_.request);
   self->began_ = now_ns();
   self->start_.exchange->listen(self);
   self->call_ = upstream.start(self->start_.request, timeout_ms, self);
@@ -95,18 +106,22 @@ void ProxiedAnswer::add_told(HttpResponse& response) const {
 void ProxiedAnswer::take_end(const std::string& error) {
   if (call_ == nullptr) return;
   const bool failed = !error.empty() || head_.status >= 500;
-  if (failed) LOG(warn, "canary: {}", error.empty() ? fmt::format("status {}", head_.status) : error);
-  report(failed);
-  const bool began = streams_ && first_byte_ != 0;
-  stop();
-  if (began) {
-    if (failed) start_.exchange->write(cut_event("The server that answered is gone."));
-    return start_.exchange->end(!failed);
+  const bool late = failed && deadline_ != 0 && now_ns() >= deadline_;
+  const bool answered = !failed && head_.status / 100 == 2;
+  if (!answered) {
+    const std::string why = error.empty() ? fmt::format("status {}", head_.status) : error;
+    log_line(failed && !late ? LogLevel::warn : LogLevel::info, "canary: " + why);
   }
-  // 429: it has no room, which is its own affair.
-  if (failed || head_.status == 429) {
+  if (answered || (failed && !late)) report(failed);
+  if (!answered && !(streams_ && first_byte_ != 0)) {
+    cancel();
     start_.exchange->listen(nullptr);
-    return start_.fall_back(std::move(start_.request));
+    return start_.fall_back(std::move(start_.request), std::move(start_.permit));
+  }
+  stop();
+  if (streams_ && first_byte_ != 0) {
+    if (failed && !late) start_.exchange->write(cut_event("The server that answered is gone."));
+    return start_.exchange->end(!failed);
   }
   HttpResponse response;
   response.status = head_.status;
@@ -133,11 +148,16 @@ void ProxiedAnswer::resume() {
   call_->resume();
 }
 
-// The permit's place and the rest of its charge go back; what the passage has not told by now it never tells.
-void ProxiedAnswer::stop() {
+// What the passage has not told by now it never tells.
+void ProxiedAnswer::cancel() {
   if (auto call = std::move(call_)) call->cancel();
   start_.passage.abandon();
-  start_.permit.generated(events_);
+}
+
+// The rest of what the permit was charged goes back.
+void ProxiedAnswer::stop() {
+  cancel();
+  start_.permit.generated(streams_ ? events_ : int(whole_.size() / kBytesPerToken));
   start_.permit.end();
 }
 

@@ -2,7 +2,10 @@
 // them. A client that leaves ends the other server's work too.
 //
 // What fails before the first byte is not told to the client: `fall_back` gets the request back, and the stable
-// pool answers it. On the connection's thread, but for the three calls of UpstreamListener.
+// pool answers it. So it is with what the other server refuses: where the request is wrong, the stable pool
+// says so too; a name or a key that only it does not know, or no room, is its own affair. Neither speaks for it
+// or against it, nor does a deadline that the client has set. On the connection's thread, but for the three
+// calls of UpstreamListener.
 #pragma once
 
 #include <functional>
@@ -20,12 +23,13 @@ class ProxiedAnswer final : public HttpListener,
                             public UpstreamListener,
                             public std::enable_shared_from_this<ProxiedAnswer> {
  public:
+  using FallBack = std::function<void(HttpRequest, Permit)>;
   struct Start {
     std::shared_ptr<HttpExchange> exchange;
     HttpRequest request;
     Passage passage;
     Permit permit;
-    std::function<void(HttpRequest)> fall_back;
+    FallBack fall_back;
   };
   static void start(Start start, Upstream& upstream, int timeout_ms);
 
@@ -47,12 +51,14 @@ class ProxiedAnswer final : public HttpListener,
   void add_told(HttpResponse& response) const;
   void resume();
   void stop();
+  void cancel();
   void report(bool failed);
 
   Start start_;
   std::shared_ptr<UpstreamCall> call_;  // null: over
   UpstreamHead head_;
-  std::string whole_;  // of an answer that is not streamed
+  std::string whole_;    // of an answer that is not streamed
+  TimeNs deadline_ = 0;  // that the client has set; 0: none
   TimeNs began_ = 0, first_byte_ = 0, last_byte_ = 0;
   int events_ = 0;        // of a stream: about a token each
   bool streams_ = false;  // it comes in pieces, and goes on in pieces

@@ -201,8 +201,8 @@ void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExcha
   if (found->live) return live_.listen(exchange, head);
   if (found->prepare != nullptr) {
     const auto lane = lane_named(request.header("x-priority"));
-    const auto fall_back = [this, found, exchange, caller](HttpRequest back) {
-      answer_here(*found, back, exchange, caller);
+    const auto fall_back = [this, found, exchange, caller](HttpRequest back, Permit permit) {
+      answer_here(*found, back, exchange, caller, std::move(permit));
     };
     if (gates_.send_to_canary(request, caller.tenant, lane.value_or(Lane::standard), exchange, fall_back) ||
         answer_by_canary(*found, request, exchange, caller))

@@ -71,7 +71,7 @@ class Router final : public HttpHandler {
   static std::span<const Route> routes();
 
   void answer_here(const Route& route, HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange,
-                   const Caller& caller);
+                   const Caller& caller, Permit permit = {});
   bool answer_by_canary(const Route& route, HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange,
                         const Caller& caller);
   std::shared_ptr<TextJob> job_of(const Route& route, HttpRequest& request,

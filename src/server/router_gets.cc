@@ -62,6 +62,7 @@ HttpResponse Router::get_ready(const HttpRequest&) {
 
 HttpResponse Router::get_metrics(const HttpRequest& request) {
   update_process_meters();
+  gates_.show();
   const bool aliases = request.query.find("aliases=0") == std::string::npos;
   HttpResponse response;
   const auto also = aliases ? vllm_aliases() : std::span<const MeterAlias>();

@@ -19,10 +19,10 @@ struct Router::TextJob {
   std::shared_ptr<ServedModel> other;  // call's
   ApiCall call;
   const Caller caller;
-  bool named = false;     // the canary's: by its own name
-  Passage passage{};      // of the canary; of the stable pool it comes later
-  Permit permit{};        // of a request that the canary has given back
-  bool admitted = false;  // so it has passed admission
+  bool named = false;  // the canary's: by its own name
+  Passage passage{};   // of the canary; of the stable pool it comes later
+  Permit permit{};     // of a request that a canary has given back
+  bool told = false;   // the canary's way has put its headers on the exchange
   PreparedGeneration prepared{};
   ApiFailure failure{};
   HttpResponse response{};
@@ -59,8 +59,10 @@ std::shared_ptr<Router::TextJob> Router::job_of(const Route& route, HttpRequest&
 
 // By the model that serves.
 void Router::answer_here(const Route& route, HttpRequest& request,
-                         const std::shared_ptr<HttpExchange>& exchange, const Caller& caller) {
-  run_model_route(job_of(route, request, exchange, caller, Pool::stable));
+                         const std::shared_ptr<HttpExchange>& exchange, const Caller& caller, Permit permit) {
+  const auto job = job_of(route, request, exchange, caller, Pool::stable);
+  job->permit = std::move(permit);
+  run_model_route(job);
 }
 
 // Embeddings of two models have nothing to do with each other: those are the stable pool's.
@@ -81,11 +83,7 @@ bool Router::answer_by_canary(const Route& route, HttpRequest& request,
 // Who asks for the canary by its name gets it or nothing.
 void Router::go_to_named_canary(const std::shared_ptr<TextJob>& job) {
   Passage passage = gates_.enter_canary(job->request, job->caller.tenant, true);
-  if (!passage) {
-    HttpResponse response = error_response(503, "The canary takes no more requests now.", {}, "breaker_open");
-    set_retry_after(response, 1);
-    return respond(job->exchange, std::move(response), job->caller);
-  }
+  if (!passage) return respond(job->exchange, gates_.refuse_named(), job->caller);
   const auto named = job_of(job->route, job->request, job->exchange, job->caller, Pool::canary);
   if (named == nullptr) {  // it has gone meanwhile
     job->failure->code = "model_not_found";
@@ -101,7 +99,7 @@ void Router::fall_back(const std::shared_ptr<TextJob>& job) {
   job->passage.abandon();
   const auto again = job_of(job->route, job->request, job->exchange, job->caller, Pool::stable);
   again->permit = std::move(job->permit);
-  again->admitted = job->admitted;
+  again->told = job->told;
   run_model_route(again);
 }
 
@@ -217,18 +215,15 @@ void Router::finish_failed(const std::shared_ptr<TextJob>& job) {
 std::optional<HttpResponse> Router::pass_gates(const std::shared_ptr<TextJob>& job) {
   GenerationPlan& plan = job->prepared.plan;
   plan.permit = std::move(job->permit);
-  if (job->admitted)
-    Gates::cut(plan);
-  else if (auto refused = gates_.admit(plan, job->model->engine().info().context, *job->exchange))
-    return refused;
+  plan.pool = job->call.pool;
+  if (auto refused = gates_.admit(plan, job->model->engine().info().context, *job->exchange)) return refused;
   if (!job->is_canarys()) return gates_.pass(plan);
-  plan.pool = Pool::canary;
   plan.passage = std::move(job->passage);
   if (job->named) return std::nullopt;
   // Posted: the stable pool's engine hears of what comes in such turns (turn_ended).
   plan.fall_back = [this, job](Permit permit) {
     job->permit = std::move(permit);
-    job->admitted = true;
+    job->told = true;
     job->exchange->post([this, job] { fall_back(job); });
   };
   return std::nullopt;
@@ -240,7 +235,7 @@ void Router::finish_job(const std::shared_ptr<TextJob>& job) {
     if (job->failure) return finish_failed(job);
     if (job->route.prepare == nullptr) return respond(job->exchange, std::move(job->response), job->caller);
     if (auto refused = pass_gates(job)) return respond(job->exchange, *std::move(refused), job->caller);
-    if (!job->admitted)  // else the canary's way has told it
+    if (!job->told)
       for (const auto& [name, value] : headers_of(job->prepared.plan.options))
         job->exchange->add_header(name, value);
     Generation::start(job->exchange, job->model, std::move(job->prepared.plan),

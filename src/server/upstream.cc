@@ -228,14 +228,24 @@ class UpstreamImpl final : public Upstream {
         std::make_shared<Call>(context_, request_text(request, address_), timeout_ms, std::move(listener));
     {
       std::lock_guard lock(mutex_);
-      std::erase_if(calls_, [](const auto& weak) { return weak.expired(); });
+      forget_ended();
       calls_.push_back(call);
     }
     call->start(address_);
     return call;
   }
 
+  bool idle() override {
+    std::lock_guard lock(mutex_);
+    forget_ended();
+    return calls_.empty();
+  }
+
  private:
+  void forget_ended() {  // needs mutex_
+    std::erase_if(calls_, [](const auto& weak) { return weak.expired(); });
+  }
+
   const Address address_;
   const std::shared_ptr<asio::io_context> context_ = std::make_shared<asio::io_context>(1);
   asio::executor_work_guard<asio::io_context::executor_type> stay_{context_->get_executor()};

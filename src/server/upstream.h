@@ -48,6 +48,8 @@ class Upstream {
   // `timeout_ms`: without a byte. The request's headers go along but for those of its connection.
   virtual std::shared_ptr<UpstreamCall> start(const HttpRequest& request, int timeout_ms,
                                               std::shared_ptr<UpstreamListener> listener) = 0;
+  // Nothing is under way.
+  virtual bool idle() = 0;
 };
 
 // What create takes, without making it.

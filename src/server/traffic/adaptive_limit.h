@@ -60,11 +60,11 @@ class GradientLimit {
   double usual_ms_ = 0;
 };
 
-// How much of the configured rates can be kept: lowered at once to what is delivered while the server is slow,
-// raised by a twentieth an update when it is not. From 0.1 to 1.
-inline double calibrated(double share, double delivered_per_minute, double promised_per_minute, bool slow) {
-  if (!slow || promised_per_minute <= 0) return std::min(1.0, share * 1.05);
-  return std::clamp(delivered_per_minute / promised_per_minute, 0.1, 1.0);
+// How much of the configured rates can be kept: lowered at once to what is delivered of them while the server
+// is slow, raised by a twentieth a second when it is not. From 0.1 to 1.
+inline double calibrated(double share, double delivered, bool slow, double elapsed_s) {
+  if (!slow) return std::min(1.0, share * std::pow(1.05, elapsed_s));
+  return std::clamp(delivered, 0.1, 1.0);
 }
 
 }  // namespace sluice

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/check.h"
 #include "base/meter.h"
 
 namespace sluice {
@@ -9,7 +10,6 @@ namespace sluice {
 namespace {
 
 constexpr TimeNs kSecond = 1'000'000'000;
-constexpr TimeNs kMeasureEvery = kSecond;
 constexpr int kLongestRetry_s = 60;
 
 struct Meters {
@@ -64,13 +64,19 @@ Permit& Permit::operator=(Permit&& other) noexcept {
   began_ = other.began_;
   charged_tokens_ = other.charged_tokens_, generated_tokens_ = other.generated_tokens_;
   max_tokens_ = other.max_tokens_;
-  waits_ = other.waits_;
+  has_place_ = other.has_place_, waits_ = other.waits_;
   return *this;
 }
 
 void Permit::first_token(TimeNs now) {
-  if (admission_ != nullptr && waits_) admission_->first_token(*this, now);
+  if (admission_ != nullptr && waits_ && has_place_) admission_->first_token(*this, now);
   waits_ = false;
+}
+
+std::optional<Refusal> Permit::take_place(TimeNs now) {
+  CHECK(admission_ != nullptr && !has_place_);
+  waits_ = true;
+  return admission_->take_place(ask_, now, *this);
 }
 
 int Permit::retry_after_s() const { return admission_ ? admission_->retry_after_s() : 1; }
@@ -117,9 +123,14 @@ void Admission::configure(const TrafficSettings& settings) {
   degrade_above_.store(settings.degrade.above);
   if (!settings.recalibrate) rate_share_ = 1;
   const int now = limit_.load();
-  limit_.store(settings.limit.mode == "off" ? 0 : std::clamp(now, settings.limit.min, settings.limit.max));
-  meters().limit.set(limit_.load());
+  const int most = std::max(settings.limit.min, settings.limit.max);
+  limit_.store(settings.limit.mode == "off" ? 0 : std::clamp(now, settings.limit.min, most));
   set_rates();
+}
+
+void Admission::show() const {
+  meters().waiting.set(waiting());
+  meters().limit.set(limit());
 }
 
 void Admission::set_rates() {
@@ -130,17 +141,25 @@ void Admission::set_rates() {
 }
 
 std::optional<Refusal> Admission::admit(const Ask& ask, TimeNs now, Permit& permit) {
+  // Also where no first token comes: of a server that stands still, or stood idle, the last pace says nothing.
+  if (is_due(now)) {
+    std::lock_guard lock(mutex_);
+    if (is_due(now)) measure(now);
+  }
   const int tokens = ask.prompt_tokens + ask.answer_tokens;
   if (auto refused = take_rates(ask, tokens, now)) return refused;
-  if (auto refused = take_place(ask, permit)) {
-    key(ask.tenant).give_back_all(tokens);
-    lanes_[size_t(ask.lane)].give_back_all(tokens);
-    return refused;
+  Permit let_in;
+  if (ask.waits_here) {
+    if (auto refused = take_place(ask, now, let_in)) {
+      key(ask.tenant).give_back_all(tokens);
+      lanes_[size_t(ask.lane)].give_back_all(tokens);
+      return refused;
+    }
   }
-  permit.admission_ = shared_from_this();
-  permit.ask_ = ask;
-  permit.began_ = now;
-  permit.charged_tokens_ = tokens;
+  let_in.admission_ = shared_from_this();
+  let_in.ask_ = ask;
+  let_in.charged_tokens_ = tokens;
+  permit = std::move(let_in);
   return std::nullopt;
 }
 
@@ -167,7 +186,7 @@ int Admission::places_of(Lane lane) const {
   return std::max(1, int(limit() * lane_share_[size_t(lane)].load(std::memory_order_relaxed)));
 }
 
-std::optional<Refusal> Admission::take_place(const Ask& ask, Permit& permit) {
+std::optional<Refusal> Admission::take_place(const Ask& ask, TimeNs now, Permit& permit) {
   const int before = waiting_.fetch_add(1, std::memory_order_relaxed);
   if (limit() > 0) {
     const int places = places_of(ask.lane);
@@ -191,7 +210,8 @@ std::optional<Refusal> Admission::take_place(const Ask& ask, Permit& permit) {
       meters().degraded.add();
     }
   }
-  meters().waiting.set(before + 1);
+  permit.has_place_ = true;
+  permit.began_ = now;
   return std::nullopt;
 }
 
@@ -209,14 +229,14 @@ RateReading Admission::tokens(uint32_t tenant, Lane lane, TimeNs now) const {
 }
 
 void Admission::first_token(const Permit& permit, TimeNs now) {
-  meters().waiting.set(waiting_.fetch_sub(1, std::memory_order_relaxed) - 1);
+  waiting_.fetch_sub(1, std::memory_order_relaxed);
   std::lock_guard lock(mutex_);
   first_tokens_.add(now, now - permit.began_);
-  if (now - measured_at_ >= kMeasureEvery) measure(now);
+  if (is_due(now)) measure(now);
 }
 
 void Admission::leave(Permit& permit) {
-  if (permit.waits_) meters().waiting.set(waiting_.fetch_sub(1, std::memory_order_relaxed) - 1);
+  if (permit.has_place_ && permit.waits_) waiting_.fetch_sub(1, std::memory_order_relaxed);
   const int took = permit.ask_.prompt_tokens + permit.generated_tokens_;
   const int unused = permit.charged_tokens_ - (permit.waits_ ? 0 : took);
   key(permit.ask_.tenant).tokens.give_back(unused);
@@ -226,27 +246,38 @@ void Admission::leave(Permit& permit) {
   delivered_tokens_ += took;
 }
 
+// A minute, by those who use it: of lanes all, of keys those that have not all of theirs.
+double Admission::promised(RateBucket Buckets::*of, TimeNs now) const {
+  double by_lanes = 0, by_keys = 0;
+  for (const Buckets& lane : lanes_) by_lanes += (lane.*of).per_minute();
+  for (const Buckets& own : keys_)
+    if ((own.*of).full_in(now) > 0) by_keys += (own.*of).per_minute();
+  return std::max(by_lanes, by_keys) / rate_share_;
+}
+
+// Of what is promised. Requests or tokens, whichever is kept better: the other is not what clients are held to.
+double Admission::delivered_share(const LatencyWindow::Reading& seen, TimeNs now) const {
+  const double requests = promised(&Buckets::requests, now), tokens = promised(&Buckets::tokens, now);
+  if (requests <= 0 && tokens <= 0) return 1;
+  return std::max(requests > 0 ? seen.per_second * 60 / requests : 0,
+                  tokens > 0 ? delivered_minute_ / tokens : 0);
+}
+
 void Admission::measure(TimeNs now) {
   const auto seen = first_tokens_.read(now);
   first_tokens_s_.store(seen.per_second, std::memory_order_relaxed);
   const LimitSettings& limit = settings_.limit;
   if (limit.mode == "rule") limit_.store(limit_by_rule(limit, seen), std::memory_order_relaxed);
   if (limit.mode == "gradient") limit_.store(gradient_.update(limit, seen.mean_ms, waiting()));
-  meters().limit.set(limit_.load());
 
-  if (measured_at_ != 0) {
-    const double minute = double(delivered_tokens_) * 60 / seconds(now - measured_at_);
-    delivered_minute_ += 0.1 * (minute - delivered_minute_);
-    delivered_tokens_ = 0;
-  }
-  measured_at_ = now;
+  const TimeNs before = measured_at_.exchange(now, std::memory_order_relaxed);
+  if (before == 0) return;
+  const double elapsed_s = seconds(now - before);
+  delivered_minute_ += 0.1 * (double(delivered_tokens_) * 60 / elapsed_s - delivered_minute_);
+  delivered_tokens_ = 0;
   if (!settings_.recalibrate) return;
-  double promised = 0, by_keys = 0;
-  for (const Buckets& lane : lanes_) promised += lane.tokens.per_minute();
-  for (const Buckets& own : keys_)
-    if (own.tokens.full_in(now) > 0) by_keys += own.tokens.per_minute();
-  promised = std::max(promised, by_keys) / rate_share_;
-  rate_share_ = calibrated(rate_share_, delivered_minute_, promised, seen.p95_ms > limit.target_ms);
+  const bool slow = seen.p95_ms > limit.target_ms;
+  rate_share_ = calibrated(rate_share_, delivered_share(seen, now), slow, elapsed_s);
   set_rates();
 }
 

@@ -28,6 +28,15 @@ struct Ask {
   Lane lane = Lane::standard;
   int prompt_tokens = 0;
   int answer_tokens = 0;  // expected of it, all choices together
+  // False: a canary is asked, whose clients are no load of this pool. Rates are charged, no place is taken.
+  bool waits_here = true;
+};
+
+struct Refusal {
+  std::string message;
+  const char* code = "";  // of the API: rate_limit_exceeded, overloaded
+  int retry_after_s = 1;
+  bool own_rate = false;  // its key's or its lane's rate, not the server's load
 };
 
 // A request that was let in. Its end is the end of this object; what it did not generate is not charged.
@@ -43,6 +52,8 @@ class Permit {
   // Charged in place of what was expected.
   void generated(int tokens) { generated_tokens_ = tokens; }
   void end();
+  // The stable pool answers after all what a canary was asked for, whose time is none of this pool's.
+  std::optional<Refusal> take_place(TimeNs now);
   int retry_after_s() const;  // Admission's; 1 without one
   // Most tokens of each answer of it; 0: as it asked. Told in X-Sluice-Degraded.
   int max_tokens() const { return max_tokens_; }
@@ -53,14 +64,8 @@ class Permit {
   Ask ask_;
   TimeNs began_ = 0;
   int charged_tokens_ = 0, generated_tokens_ = 0, max_tokens_ = 0;
+  bool has_place_ = false;
   bool waits_ = true;  // for its first token
-};
-
-struct Refusal {
-  std::string message;
-  const char* code = "";  // of the API: rate_limit_exceeded, overloaded
-  int retry_after_s = 1;
-  bool own_rate = false;  // its key's or its lane's rate, not the server's load
 };
 
 // What rate-limit headers say of the narrower of key and lane.
@@ -90,6 +95,9 @@ class Admission : public std::enable_shared_from_this<Admission> {
   double first_tokens_s() const { return first_tokens_s_.load(std::memory_order_relaxed); }
   // Places for requests that wait for their first token, all lanes; 0: no limit.
   int limit() const { return limit_.load(std::memory_order_relaxed); }
+  // In the meters, when they are read: two threads that each told of what they did could tell it in the wrong
+  // order, and who waits would stay wrong until somebody else comes.
+  void show() const;
 
  private:
   friend class Permit;
@@ -103,12 +111,17 @@ class Admission : public std::enable_shared_from_this<Admission> {
   Buckets& key(uint32_t tenant) { return keys_[tenant < keys_.size() ? tenant : 0]; }
   const Buckets& key(uint32_t tenant) const { return keys_[tenant < keys_.size() ? tenant : 0]; }
   std::optional<Refusal> take_rates(const Ask& ask, int tokens, TimeNs now);
-  std::optional<Refusal> take_place(const Ask& ask, Permit& permit);
+  std::optional<Refusal> take_place(const Ask& ask, TimeNs now, Permit& permit);
   int places_of(Lane lane) const;
   void first_token(const Permit& permit, TimeNs now);
   void leave(Permit& permit);
-  void measure(TimeNs now);  // needs mutex_
-  void set_rates();          // needs mutex_
+  bool is_due(TimeNs now) const { return now - measured_at_.load(std::memory_order_relaxed) >= kMeasureEvery; }
+  void measure(TimeNs now);                                                      // needs mutex_
+  void set_rates();                                                              // needs mutex_
+  double promised(RateBucket Buckets::*of, TimeNs now) const;                    // needs mutex_
+  double delivered_share(const LatencyWindow::Reading& seen, TimeNs now) const;  // needs mutex_
+
+  static constexpr TimeNs kMeasureEvery = 1'000'000'000;
 
   std::deque<Buckets> keys_;  // [tenant]
   std::array<Buckets, kLanes> lanes_;
@@ -118,12 +131,12 @@ class Admission : public std::enable_shared_from_this<Admission> {
   std::atomic<int> degrade_tokens_{0};
   std::atomic<double> degrade_above_{1};
   std::atomic<double> first_tokens_s_{0};
+  std::atomic<TimeNs> measured_at_{0};  // set under mutex_
 
   mutable std::mutex mutex_;
   TrafficSettings settings_;      // guarded by mutex_
   LatencyWindow first_tokens_;    // guarded by mutex_
   GradientLimit gradient_;        // guarded by mutex_
-  TimeNs measured_at_ = 0;        // guarded by mutex_
   int64_t delivered_tokens_ = 0;  // since then; guarded by mutex_
   double delivered_minute_ = 0;   // smoothed; guarded by mutex_
   double rate_share_ = 1;         // of the configured rates; guarded by mutex_

@@ -1,5 +1,6 @@
 #include "server/traffic/canary.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/log.h"
@@ -80,13 +81,15 @@ void Canary::ended(Pool pool, const Outcome& outcome) {
   }
   if (++answered_ < settings_.step_requests || step_ + 1 >= steps_.size()) return;
   answered_ = 0;
+  stable_ = canary_ = {};
   percent_.store(steps_[++step_]);
   meters().percent.set(percent_.load());
   LOG(info, "canary: no worse so far, it now gets {} % of requests", steps_[step_]);
 }
 
 const char* Canary::worse_in() const {
-  const double alpha = settings_.alpha / 4;  // four questions
+  const double alpha =
+      settings_.alpha / double(4 * std::max<size_t>(1, steps_.size()));  // four questions a step
   const double slower = std::log(settings_.slower);
   const WorseThan shares{settings_.more_errors, kTauOfShares, alpha}, times{slower, kTauOfLogs, alpha};
   if (is_above(stable_.failed, canary_.failed, shares)) return "errors";

@@ -3,7 +3,9 @@
 // Its share grows in steps; each step ends when it has answered so many requests and is not worse. It is
 // compared with the stable pool all the time (sequential_test.h), by errors, anomalies, time to first token and
 // pace; once it is worse in one of them it is rolled back, and gets nothing by weight until it is configured
-// anew. Any thread; the lock is held for an addition.
+// anew. Each step is compared by itself: most of what the canary sees is of the last ones, most of what the
+// stable pool sees of all of them, so that over all together a day that grows busier would look like a canary
+// that is slow (Simpson's paradox). Any thread; the lock is held for an addition.
 #pragma once
 
 #include <atomic>

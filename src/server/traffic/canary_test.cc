@@ -185,6 +185,50 @@ TEST_F(CanaryTest, IsRolledBackWhenItFailsMoreOrIsSlower) {
   EXPECT_FALSE(canary_.rolled_back());
 }
 
+// At one percent the day is quiet, at fifty all are slower: over all together most of the stable pool's answers
+// are quick ones, most of the canary's are not.
+TEST_F(CanaryTest, ADayThatGrowsBusierIsNotTheCanarysDoing) {
+  settings_.steps = {"1", "50"};
+  canary_.configure(settings_);
+  while (canary_.percent() == 1) {
+    for (int i = 0; i < 99; ++i) canary_.ended(Pool::stable, outcome(0, 100));
+    canary_.ended(Pool::canary, outcome(0, 100));
+  }
+  ASSERT_EQ(canary_.percent(), 50);
+  for (int i = 0; i < 1000; ++i) {
+    canary_.ended(Pool::stable, outcome(0, 400));
+    canary_.ended(Pool::canary, outcome(0, 400));
+  }
+  EXPECT_EQ(canary_.verdict(), "");
+}
+
+TEST_F(CanaryTest, WhatAnEarlierOneBeganSaysNothingOfIt) {
+  const auto canary = std::make_shared<Canary>();
+  settings_.steps = {"50"};
+  canary->configure(settings_);
+  const auto health = std::make_shared<PoolHealth>(Pool::canary, canary);
+  health->breaker.configure(kQuickBreaker);
+  const auto fail = [&](std::vector<Passage>& all) {
+    Outcome failed;
+    failed.failed = true;
+    for (Passage& passage : all) passage.ended(failed, kStart);
+  };
+  std::vector<Passage> before;
+  for (int i = 0; i < 100; ++i) before.emplace_back(health, Pass::ordinary);
+  for (int i = 0; i < 100; ++i) canary->ended(Pool::stable, {});
+  health->start_over();
+  fail(before);
+  EXPECT_EQ(health->breaker.state(), State::closed);
+  EXPECT_FALSE(canary->rolled_back());
+  // Nor is another refused since that one was.
+  std::vector<Passage> now;
+  for (int i = 0; i < 3; ++i) now.emplace_back(health, Pass::ordinary);
+  fail(now);
+  ASSERT_EQ(health->breaker.state(), State::open);
+  health->start_over();
+  EXPECT_EQ(health->breaker.enter(kStart), Pass::ordinary);
+}
+
 TEST_F(CanaryTest, EqualKeysGoTheSameWayAndSharesAreAsConfigured) {
   settings_.steps = {"30"};
   canary_.configure(settings_);

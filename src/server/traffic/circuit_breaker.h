@@ -40,6 +40,12 @@ class CircuitBreaker {
     if (settings_.failures == 0) close();
   }
 
+  // Closed, and nothing is known.
+  void start_over() {
+    std::lock_guard lock(mutex_);
+    close();
+  }
+
   Pass enter(TimeNs now) {
     if (state_.load(std::memory_order_acquire) == State::closed) return Pass::ordinary;
     std::lock_guard lock(mutex_);

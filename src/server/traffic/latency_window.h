@@ -24,7 +24,8 @@ class LatencyWindow {
   void add(TimeNs now, TimeNs latency) {
     if (first_ == 0) first_ = now;
     Slice& slice = slices_[size_t(now / slice_) % kSlices];
-    if (slice.number != now / slice_) slice = Slice{now / slice_, 0, 0, {}};
+    if (slice.number > now / slice_) return;  // told so late that its slice has gone
+    if (slice.number < now / slice_) slice = Slice{now / slice_, 0, 0, {}};
     const double latency_ms = std::max(0.0, ms(latency));
     slice.count += 1;
     slice.sum_ms += latency_ms;

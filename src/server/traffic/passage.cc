@@ -42,12 +42,18 @@ PoolHealth::PoolHealth(Pool which, std::shared_ptr<Canary> compared)
 
 void PoolHealth::show() { meters().state[size_t(pool)]->set(double(breaker.state())); }
 
+void PoolHealth::start_over() {
+  number.fetch_add(1);
+  breaker.start_over();
+}
+
 Passage& Passage::operator=(Passage&& other) noexcept {
   if (this == &other) return *this;
   abandon();
   health_ = std::move(other.health_);
   pass_ = other.pass_;
   has_place_ = other.has_place_;
+  number_ = other.number_;
   return *this;
 }
 
@@ -55,6 +61,7 @@ void Passage::ended(const Outcome& outcome, TimeNs now) {
   if (health_ == nullptr) return;
   const size_t pool = size_t(health_->pool);
   meters().requests[pool]->add();
+  if (is_past()) return leave();
   health_->canary->ended(health_->pool, outcome);
   if (!outcome.failed) {
     if (pass_ == CircuitBreaker::Pass::probe)
@@ -64,13 +71,12 @@ void Passage::ended(const Outcome& outcome, TimeNs now) {
     meters().openings[pool]->add();
     LOG(warn, "circuit breaker of {}: open, too many requests failed", pool_name(health_->pool));
   }
-  health_->show();
   leave();
 }
 
 void Passage::abandon() {
   if (health_ == nullptr) return;
-  health_->breaker.abandoned(pass_);
+  if (!is_past()) health_->breaker.abandoned(pass_);
   leave();
 }
 

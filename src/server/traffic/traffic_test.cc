@@ -104,6 +104,13 @@ TEST(LatencyWindow, TheSlowestTwentiethIsLeftOutOfP95) {
   EXPECT_GE(window.read(kStart).p95_ms, 5000);
 }
 
+TEST(LatencyWindow, WhatIsToldLateTakesNothingFromTheNewest) {
+  LatencyWindow window(10 * kSecond);
+  for (int i = 0; i < 5; ++i) window.add(kStart + 10 * kSecond, 100 * kMs);
+  window.add(kStart, 100 * kMs);  // a whole window late
+  EXPECT_EQ(window.read(kStart + 10 * kSecond).count, 5);
+}
+
 TEST(LimitByRule, IsTheFormula) {
   const auto limit = [](double per_second, double p95_ms) {
     return limit_by_rule(LimitSettings(), {1, per_second, p95_ms, p95_ms});
@@ -154,11 +161,12 @@ TEST(GradientLimit, HoldsTheQueueOfAnOverloadedServerNearWhatItNeeds) {
 }
 
 TEST(Calibrated, FallsAtOnceToWhatIsDeliveredAndComesBackSlowly) {
-  EXPECT_EQ(calibrated(1, 500, 1000, false), 1);
-  EXPECT_EQ(calibrated(1, 500, 1000, true), 0.5);
-  EXPECT_EQ(calibrated(1, 1, 1000, true), 0.1);
-  EXPECT_EQ(calibrated(1, 2000, 1000, true), 1);
-  EXPECT_NEAR(calibrated(0.5, 0, 1000, false), 0.525, 1e-12);
+  EXPECT_EQ(calibrated(1, 0.5, false, 1), 1);
+  EXPECT_EQ(calibrated(1, 0.5, true, 1), 0.5);
+  EXPECT_EQ(calibrated(1, 0.001, true, 1), 0.1);
+  EXPECT_EQ(calibrated(1, 2, true, 1), 1);
+  EXPECT_NEAR(calibrated(0.5, 0, false, 1), 0.525, 1e-12);
+  EXPECT_NEAR(calibrated(0.1, 0, false, 10), 0.1 * 1.629, 1e-4) << "as fast where it is seldom asked";
 }
 
 class AdmissionTest : public testing::Test {
@@ -271,6 +279,52 @@ TEST_F(AdmissionTest, TheLimitFollowsWhatIsMeasured) {
   EXPECT_EQ(admission_->limit(), 0);
 }
 
+TEST_F(AdmissionTest, APaceThatIsLongAgoSaysNothing) {
+  settings_.limit.mode = "rule";
+  make();
+  TimeNs now = kStart;
+  for (int i = 0; i < 1000; ++i, now += 10 * kMs) {
+    ASSERT_FALSE(ask({0, Lane::interactive}, now));
+    permits_.back().first_token(now);
+    permits_.clear();
+  }
+  ASSERT_GT(admission_->limit(), 60);
+  now += 60 * kSecond;
+  int let_in = 0;
+  while (!ask({0, Lane::interactive}, now)) ++let_in;
+  EXPECT_EQ(let_in, 10);
+}
+
+TEST_F(AdmissionTest, WhoAsksACanaryIsNoLoadOfThisPool) {
+  settings_.limit.mode = "rule";
+  settings_.keys = {100, 0};
+  make();
+  for (int i = 0; i < 50; ++i) ASSERT_FALSE(ask({1, Lane::batch, 0, 0, false}));
+  EXPECT_EQ(admission_->waiting(), 0);
+  EXPECT_NEAR(admission_->requests(1, Lane::batch, kStart).remaining, 50, 1e-3) << "its rate is charged";
+  // Nor is how long it takes there.
+  for (Permit& permit : permits_) permit.first_token(kStart + 60 * kSecond);
+  EXPECT_FALSE(ask({1}, kStart + 61 * kSecond));
+  EXPECT_EQ(admission_->first_tokens_s(), 0);
+}
+
+TEST_F(AdmissionTest, WhoComesBackFromACanaryTakesAPlaceAndIsChargedOnce) {
+  settings_.limit.mode = "rule";
+  settings_.limit.min = settings_.limit.max = 2;
+  settings_.keys = {100, 0};
+  make();
+  for (int i = 0; i < 3; ++i) ASSERT_FALSE(ask({1, Lane::interactive, 0, 0, false}));
+  EXPECT_FALSE(permits_[0].take_place(kStart));
+  EXPECT_FALSE(permits_[1].take_place(kStart));
+  const auto refused = permits_[2].take_place(kStart);
+  ASSERT_TRUE(refused);
+  EXPECT_STREQ(refused->code, "overloaded");
+  EXPECT_EQ(admission_->waiting(), 2);
+  EXPECT_NEAR(admission_->requests(1, Lane::interactive, kStart).remaining, 97, 1e-3);
+  permits_.clear();
+  EXPECT_EQ(admission_->waiting(), 0);
+}
+
 TEST_F(AdmissionTest, NewRatesCountFromTheNextRequest) {
   make();
   EXPECT_FALSE(ask({1}));
@@ -291,6 +345,25 @@ TEST_F(AdmissionTest, RatesFollowWhatIsDeliveredIfWanted) {
     permits_.clear();
   }
   EXPECT_NEAR(admission_->tokens(0, Lane::standard, now).limit, 60000, 6000);
+}
+
+TEST_F(AdmissionTest, SoDoRatesOfRequestsAloneAndTheyComeBackAsTimeGoesOn) {
+  settings_.recalibrate = true;
+  settings_.lanes[size_t(Lane::standard)] = {600, 0};
+  make();
+  TimeNs now = kStart;
+  for (int i = 0; i < 60;
+       ++i, now += kSecond) {  // two first tokens a second of ten that are promised, and slow
+    for (int k = 0; k < 2; ++k) {
+      if (ask({0, Lane::standard}, now)) continue;
+      permits_.back().first_token(now + kSecond);
+    }
+    permits_.clear();
+  }
+  EXPECT_NEAR(admission_->requests(0, Lane::standard, now).limit, 120, 20);
+  now += 120 * kSecond;
+  EXPECT_FALSE(ask({0, Lane::standard}, now));
+  EXPECT_EQ(admission_->requests(0, Lane::standard, now).limit, 600) << "nobody had to ask meanwhile";
 }
 
 }  // namespace
