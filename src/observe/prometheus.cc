@@ -107,6 +107,11 @@ void append_escaped(std::string& out, std::string_view text, bool quotes) {
   }
 }
 
+// Of a second engine. Under the names of a program that has one engine each family has the first one's series
+// alone: the Gateway API's endpoint picker takes one series of a family for the server's load, in some versions
+// the last.
+bool is_of_pool(const Meter& m) { return m.labels.find("pool=\"") != std::string::npos; }
+
 void append_family(std::string& out, const std::vector<Meter>& meters, const Meter& head, const MeterAlias& as,
                    const std::string& extra_labels, const Form& form) {
   const std::string_view name = as.alias;
@@ -124,6 +129,7 @@ void append_family(std::string& out, const std::vector<Meter>& meters, const Met
   out += '\n';
   for (const Meter& m : meters) {
     if (m.name != head.name || m.kind != head.kind) continue;
+    if (name != m.name && is_of_pool(m)) continue;
     const std::string labels = joined(extra_labels, as.labels ? as.labels(m.labels) : m.labels);
     if (m.counter != nullptr && m.unit == 1) append_series(out, name, "", labels, m.counter->value());
     if (m.counter != nullptr && m.unit != 1)

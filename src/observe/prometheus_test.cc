@@ -50,6 +50,18 @@ TEST(Prometheus, AliasesCarryTheSameValuesUnderTheOtherName) {
   EXPECT_THAT(text, Not(HasSubstr("vllm:prompt_tokens_total")));  // what is not counted has no alias
 }
 
+TEST(Prometheus, AliasesAreOfTheFirstEngineAlone) {
+  Gauge stable, canary;
+  stable.set(4);
+  const std::vector<Meter> meters = {
+      {Meter::Kind::gauge, "sluice_requests_waiting", "W.", "", nullptr, &stable, nullptr},
+      {Meter::Kind::gauge, "sluice_requests_waiting", "W.", "pool=\"canary\"", nullptr, &canary, nullptr}};
+  const std::string text = prometheus_text(meters, vllm_aliases());
+  EXPECT_THAT(text, HasSubstr("\nsluice_requests_waiting{pool=\"canary\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("\nvllm:num_requests_waiting 4\n"));
+  EXPECT_THAT(text, Not(HasSubstr("vllm:num_requests_waiting{")));
+}
+
 TEST(Prometheus, AliasesSpeakTheOthersWordsInLabelsToo) {
   Counter stop, cancelled;
   stop.add(3);

@@ -56,6 +56,8 @@ Result<ApiKeys> ApiKeys::create(const std::vector<std::string>& entries) {
       }
       const auto digest = read_digest(entry.substr(hashed + kHashed.size()));
       if (!digest) return wrong("must have 64 hexadecimal digits after 'sha256:'");
+      // What `printf %s "$UNSET" | sha256sum` makes: it would let in who has no key.
+      if (*digest == sha256("")) return wrong("is the digest of an empty key");
       key.digest = *digest;
     }
     for (const Key& other : out.keys_) {

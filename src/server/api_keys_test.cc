@@ -63,8 +63,8 @@ TEST(Cors, OriginsThatNoBrowserSendsAreRefused) {
 
 TEST(ApiKeys, RefusesBadEntriesByPlaceAlone) {
   const std::string good = "sha256:" + hex(sha256("x"));
-  for (const std::string& bad :
-       {std::string("sha256:12"), "sha256:" + std::string(64, 'g'), "two words=" + good, std::string()}) {
+  for (const std::string& bad : {std::string("sha256:12"), "sha256:" + std::string(64, 'g'),
+                                 "two words=" + good, "a=sha256:" + hex(sha256("")), std::string()}) {
     auto keys = ApiKeys::create({good, bad});
     ASSERT_FALSE(keys.ok()) << bad;
     EXPECT_THAT(keys.error().message, testing::HasSubstr("entry 2"));
