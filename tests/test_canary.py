@@ -130,3 +130,20 @@ def test_settings_that_make_no_sense_are_refused_by_name(tmp_path):
         configure(config, canary)
         refused = run_sluice("serve", f"--config={config}", "--port", 0)
         assert refused.returncode in (1, 2) and why in refused.stderr, refused
+
+
+def test_a_canary_that_hangs_is_given_up_and_holds_nothing_up(start, tmp_path):
+    config = tmp_path / "sluice.yaml"
+    configure(config, f"    model: {GEMMA}\n")
+    server = start(f"--config={config}", "--set", "engine.watchdog_s=20", "--set", "server.drain_timeout_ms=200",
+                   faults="slow_step:from=40,amount=3600000,count=1")
+    stream = server.stream("/v1/completions", {**ASK, "max_tokens": 200, "model": GEMMA.stem})
+    assert stream.status == 200
+    wait_for(server, "is no canary any more")
+    assert complete(server, THERE, max_tokens=4)[0] == SMOLLM2.stem
+    configure(config, f'    model: {GEMMA}\n    settings: ["engine.max_context=512"]\n')
+    server.signal(signal.SIGHUP)
+    wait_for(server, "is a canary now")
+    assert complete(server, THERE, max_tokens=4)[0] == GEMMA.stem
+    status, log = server.stop()
+    assert status == 1 and "cannot be freed" in log and "stopped with 1 engine" in log, log

@@ -16,7 +16,7 @@ LoadOptions tiny() {
 
 // As where a server is told to stop while it swaps its model, and the load ends before the last answer does.
 TEST(ModelKeeper, ALoadThatNobodyTookEndsWithTheKeeper) {
-  ModelKeeper keeper([] {});
+  ModelKeeper keeper([] {}, 60);
   keeper.load(tiny(), {});
   while (keeper.is_loading()) std::this_thread::yield();
 }
@@ -24,14 +24,14 @@ TEST(ModelKeeper, ALoadThatNobodyTookEndsWithTheKeeper) {
 TEST(ModelKeeper, ALoadThatIsUnderWayIsWaitedFor) {
   std::atomic<bool> began{false};
   {
-    ModelKeeper keeper([&] { began = true; });
+    ModelKeeper keeper([&] { began = true; }, 60);
     keeper.load(tiny(), {});
   }
   EXPECT_TRUE(began);
 }
 
 TEST(ModelKeeper, WhatALoadGaveIsTakenOnce) {
-  ModelKeeper keeper([] {});
+  ModelKeeper keeper([] {}, 60);
   keeper.load(tiny(), {});
   while (keeper.is_loading()) std::this_thread::yield();
   auto taken = keeper.take();

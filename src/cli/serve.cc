@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <deque>
 #include <optional>
@@ -157,6 +158,12 @@ Error named(const Error& of_canary) {
   _exit(0);
 }
 
+// A step of an engine that nobody waits for hangs when it takes longer.
+int stuck_seconds(const Config& config) {
+  constexpr int kUsual = 60;
+  return config.watchdog_s != 0 ? config.watchdog_s : kUsual;
+}
+
 // From ready to the signal that ends it. Main thread.
 class Serving {
  public:
@@ -198,7 +205,7 @@ class Serving {
   void until_signal() {
     while (Signals::count() == 0) {
       if (auto loaded = keeper_.take()) end_load(std::move(*loaded));
-      keeper_.free_unused();
+      if (canary_ != nullptr && stuck_canary_->load() == canary_.get()) give_up_canary();
       // What a SIGHUP changes while models are loaded is looked at when they are there.
       if (keeper_.is_loading())
         Signals::wait();
@@ -217,9 +224,10 @@ class Serving {
     stable_->engine().stop_gathering();
     if (canary_ != nullptr) canary_->engine().stop_gathering();
     server_.drain(deadline);
-    stable_->engine().drain(deadline);
-    if (canary_ != nullptr) canary_->engine().drain(deadline);
+    // Not by way of Engine::drain, which would wait for a step that hangs: the keeper does not.
     recorder_.reset();
+    canary_.reset();
+    stable_.reset();
   }
 
   ServedModel& stable() { return *stable_; }
@@ -252,8 +260,13 @@ class Serving {
   }
 
   std::shared_ptr<ServedModel> keep(Pool pool, std::unique_ptr<ServedModel> model) {
-    // A canary that hangs is not asked any more; it is no reason to end the others.
-    return keeper_.keep(std::move(model), pool == Pool::canary ? 0 : config_.watchdog_s);
+    if (pool == Pool::stable) return keeper_.keep(std::move(model), config_.watchdog_s);
+    // A canary that hangs is no reason to end the others.
+    const ServedModel* canary = model.get();
+    return keeper_.keep(std::move(model), stuck_seconds(config_), [stuck = stuck_canary_, canary] {
+      stuck->store(canary);
+      Signals::wake();
+    });
   }
 
   Result<std::shared_ptr<ServedModel>> load_now(Pool pool, const Config& config) {
@@ -337,12 +350,20 @@ class Serving {
     canary_.reset();
   }
 
+  void give_up_canary() {
+    LOG(error, "{} is no canary any more: its engine hangs", canary_->path());
+    drop_canary();
+  }
+
   Server& server_;
   MachineBinding& machine_;
   ModelKeeper& keeper_;
   const Config config_;                           // as at start
   std::shared_ptr<ServedModel> stable_, canary_;  // canary: null: there is none
-  std::deque<Wanted> wanted_;                     // to be loaded, in this order
+  // As its watchdog says, which may outlive this.
+  const std::shared_ptr<std::atomic<const ServedModel*>> stuck_canary_ =
+      std::make_shared<std::atomic<const ServedModel*>>(nullptr);
+  std::deque<Wanted> wanted_;  // to be loaded, in this order
   std::optional<Wanted> loading_;
   MachineReport placed_;
   std::unique_ptr<StepRecorder> recorder_;
@@ -376,7 +397,8 @@ int serve(const Config& config, const ServeOptions& options) {
   std::signal(SIGPIPE, SIG_IGN);
   record_crashes();
   Signals signals(Signals::Watch::both);
-  ModelKeeper keeper([&] { machine->enter_load(); });  // outlives all who hold a model
+  // Outlives all who hold a model.
+  ModelKeeper keeper([&] { machine->enter_load(); }, stuck_seconds(config));
   Result<std::unique_ptr<Server>> started = Server::start(config.server);
   if (!started) return failure(started.error());
   Server& server = **started;
