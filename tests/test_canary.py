@@ -51,10 +51,14 @@ def test_another_configuration_of_the_same_model(start, tmp_path):
     server = start(f"--config={config}")
     models = server.get("/v1/models")[1]["data"]
     assert [m["max_model_len"] for m in models] == [1024], "one name, one entry"
+    def answered():
+        return [of_pool(server, "sluice_pool_requests_total", pool) for pool in ("stable", "canary")]
+
     assert complete(server, THERE)[0] == SMOLLM2.stem
+    assert answered() == [0, 1]
     # The canary has no room for it, and so it is not the one that says so.
     assert complete(server, THERE, prompt="word " * 600)[0] == SMOLLM2.stem
-    assert of_pool(server, "sluice_requests_finished_total", "canary") is not None
+    assert answered() == [1, 1]
 
 
 def test_what_the_canarys_engine_breaks_nobody_sees(start, tmp_path):

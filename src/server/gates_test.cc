@@ -124,10 +124,10 @@ TEST_F(GatesTest, SettingsChangeWhileItRuns) {
   EXPECT_EQ(complete().status, 200);
   TrafficSettings settings;
   settings.keys.requests_per_minute = 1;
-  server_->set_traffic(settings);
+  ASSERT_TRUE(server_->set_traffic(settings).ok());
   EXPECT_EQ(complete().status, 200);
   EXPECT_EQ(complete().status, 429);
-  server_->set_traffic({});
+  ASSERT_TRUE(server_->set_traffic({}).ok());
   EXPECT_EQ(complete().status, 200);
 }
 

@@ -305,8 +305,11 @@ void Generation::finish_answer() {
 
 void Generation::fail(const ApiError& error, const char* reason) {
   over_ = true;
-  // An answer that its grammar leads nowhere is its client's doing; so is a deadline.
-  const bool ours = error.error.code == ErrorCode::kInternal && (plan_.grammar == nullptr || broken_);
+  // An answer that its grammar leads nowhere is its client's doing; so is a deadline. A canary's broken logits
+  // are not; the stable pool is not given up for its own (nobody else could answer), so that it is its grammar
+  // there.
+  const bool its_form = plan_.grammar != nullptr && !(broken_ && plan_.pool == Pool::canary);
+  const bool ours = error.error.code == ErrorCode::kInternal && !its_form;
   if (ours) tell_pool(true);
   if (ours && plan_.fall_back && !stream_open_) {
     meters().failed.add();

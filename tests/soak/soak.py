@@ -105,6 +105,9 @@ class Round:
         self.disk = rng.random() < 0.3
         self.faults, self.excused, self.dies = planted(rng, self.disk)
         self.amid = not self.dies and rng.random() < 0.3  # told to stop in the middle of the traffic
+        # A canary of the same model, which answers alike, and comes and goes with reloads. Drawn apart, as rates are.
+        self.beside = random.Random(f"{seed}/{number}/beside")
+        self.canary = self.beside.random() < 0.3
         self.flags = self.settings(options)
         self.tally, self.ending = Tally(), threading.Event()
 
@@ -131,6 +134,10 @@ class Round:
             chosen["traffic.breaker.model"] = rng.choice(["patient", "quick"])
             if 500 in self.excused.statuses:
                 self.excused.statuses |= {503}
+        if self.beside.random() < 0.2:
+            chosen |= {"traffic.recalibrate": "true", "traffic.limit.target_ms": 20, "traffic.lanes.standard.requests_per_minute": self.beside.choice([600, 6000]),
+                       "traffic.keys.tokens_per_minute": self.beside.choice([30000, 300000])}
+            self.excused.statuses |= {429}
         if rng.random() < 0.2:  # where nobody listens
             chosen |= {"tracing.endpoint": "http://127.0.0.1:9", "tracing.protocol": rng.choice(["http/protobuf", "grpc"]), "tracing.sample_ratio": 1,
                        "tracing.export_interval_ms": 20}
@@ -183,7 +190,12 @@ class Round:
     def write_live(self, path):
         """Settings that a reload takes up."""
         policy = self.rng.choice(["continuous", "continuous", "windowed", "serial"])
-        path.write_text(f"scheduler:\n  policy: {policy}\n  target_itl_ms: {self.rng.choice([0, 5, 50])}\n  window: {{window_ms: 20, batch_timeout_ms: 10, min_trigger_interval_ms: 5}}\n")
+        text = f"scheduler:\n  policy: {policy}\n  target_itl_ms: {self.rng.choice([0, 5, 50])}\n  window: {{window_ms: 20, batch_timeout_ms: 10, min_trigger_interval_ms: 5}}\n"
+        if self.canary and self.beside.random() < 0.8:
+            draw = self.beside.choice
+            text += (f"traffic:\n  breaker: {{upstream: {draw(['off', 'patient', 'quick'])}}}\n  canary:\n    settings: [\"cpu.threads={draw([1, 2])}\"]\n"
+                     f"    steps: [{draw([20, 60])}, 80]\n    step_requests: {draw([5, 20])}\n    max_in_flight: {draw([1, 3, 20])}\n")
+        path.write_text(text)
 
     def metrics(self, server):
         """What /metrics says, by name and labels; asked until it is told, since the faults meet this client too."""
@@ -208,18 +220,20 @@ class Round:
             self.tally.blame(what)
 
     def left_over(self, seen, before):
-        wrong = [f"left behind: {name} {seen[name]:g}" for name in ("sluice_requests_running", "sluice_requests_waiting", "sluice_kv_blocks_used") if seen[name]]
+        resting = ("sluice_requests_running", "sluice_requests_waiting", "sluice_kv_blocks_used", "sluice_traffic_waiting")
+        wrong = [f"left behind: {key} {value:g}" for key, value in seen.items() if value and key.split("{")[0] in resting]
         if seen["sluice_http_connections"] != 1:  # the one that asks
             wrong.append(f"left behind: {seen['sluice_http_connections']:g} connections")
 
         def total(name, labels=r"(\{.*\})?"):
             return sum(value for key, value in seen.items() if re.fullmatch(re.escape(name) + labels, key))
 
+        of_stable = r'\{state="[a-z]+"\}'
         sums = {
             "requests of the engine": (total("sluice_requests_started_total"), total("sluice_requests_finished_total") + total("sluice_requests_rejected_total")),
             "generations": (total("sluice_http_generations_started_total"), total("sluice_http_generations_total")),
-            "bytes of keys and values": (total("sluice_kv_bytes"), sum(v for k, v in before.items() if k.startswith("sluice_kv_bytes{"))),
-            "bytes that nobody uses": (total("sluice_kv_bytes"), total("sluice_kv_bytes", r'\{state="(free|cached|wasted)"\}')),
+            "bytes of keys and values": (total("sluice_kv_bytes", of_stable), sum(v for k, v in before.items() if re.fullmatch("sluice_kv_bytes" + of_stable, k))),
+            "bytes that nobody uses": (total("sluice_kv_bytes"), total("sluice_kv_bytes", r'\{state="(free|cached|wasted)".*\}')),
             "lanes": (0, total("sluice_lane_requests_running") + total("sluice_lane_requests_waiting")),
         }
         wrong += [f"{what} do not add up: {one:g} and {other:g}" for what, (one, other) in sums.items() if one != other]
@@ -282,7 +296,7 @@ def main():
         this = Round(seed, number, options)
         if this.model not in known:
             known[this.model] = learn(options.binary, this.model, seed, options.folder)
-        print(f"round {number}: {this.model}; SLUICE_FAULTS=\"{this.faults}\"{', TLS' if this.tls else ''}{', stopped amid' if this.amid else ''}", flush=True)
+        print(f"round {number}: {this.model}; SLUICE_FAULTS=\"{this.faults}\"{', TLS' if this.tls else ''}{', a canary' if this.canary else ''}{', stopped amid' if this.amid else ''}", flush=True)
         began = time.monotonic()
         wrong = this.run(known[this.model])
         print(f"  {time.monotonic() - began:.1f} s: " + ", ".join(f"{n} {what}" for what, n in sorted(this.tally.counts.items())), flush=True)
