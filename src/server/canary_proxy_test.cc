@@ -74,6 +74,26 @@ TEST_F(CanaryProxyTest, StreamsComeAsTheyAreMade) {
   EXPECT_THAT(client.read_until("[DONE]"), HasSubstr("world"));
 }
 
+TEST_F(CanaryProxyTest, ItLogsRequestsUnderTheSameId) {
+  start_both();
+  for (const char* given : {"", "X-Request-Id: mine\r\n"}) {
+    const TestResponse there = complete(std::string("X-Canary: always\r\n") + given);
+    const size_t asked = canary_model_.scripted.submitted();
+    EXPECT_EQ(canary_model_.scripted.request(asked - 1).id, there.header("x-request-id"));
+  }
+}
+
+TEST_F(CanaryProxyTest, WhatIsKeptAndWhatIsComparedStaysHere) {
+  start_both();
+  model_.scripted.pooled.assign(8, 1);
+  model_.scripted.info_.spec.hidden = 8;
+  TestClient client(server_->port());
+  client.post("/v1/embeddings", R"({"input":"a"})", "X-Canary: always\r\n");
+  client.post("/v1/responses", R"({"input":"a"})", "X-Canary: always\r\n");
+  EXPECT_EQ(canary_model_.scripted.submitted(), 0u);
+  EXPECT_EQ(model_.scripted.submitted(), 2u);
+}
+
 TEST_F(CanaryProxyTest, AClientThatLeavesEndsTheWorkThere) {
   start_both();
   canary_model_.scripted.script = nullptr;

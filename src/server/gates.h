@@ -64,6 +64,8 @@ class Gates {
   // it is the canary's; without, the stable pool's. `wish_always`: whatever its headers say, since it names the
   // canary's model.
   Passage enter_canary(const HttpRequest& request, uint32_t tenant, bool wish_always = false);
+  // Whether the canary, if there is one, is another server.
+  bool asks_elsewhere() const { return has_canary_.load() && !canary_is_here_.load(); }
   // To who asks for it by name, where enter_canary let nobody pass.
   HttpResponse refuse_named() const;
   // Of this process. `times`: how long it takes says something beside the stable pool. Starts it over.

@@ -204,11 +204,24 @@ void Router::route_request(HttpRequest& request, const std::shared_ptr<HttpExcha
     const auto fall_back = [this, found, exchange, caller](HttpRequest back, Permit permit) {
       answer_here(*found, back, exchange, caller, std::move(permit));
     };
-    if (gates_.send_to_canary(request, caller.tenant, lane.value_or(Lane::standard), exchange, fall_back) ||
+    // The other server logs it under the same id.
+    if (gates_.asks_elsewhere() && request.header("x-request-id") != caller.id) {
+      std::erase_if(request.headers,
+                    [](const auto& h) { return equal_ignoring_case(h.first, "x-request-id"); });
+      request.headers.emplace_back("X-Request-Id", caller.id);
+    }
+    if ((may_leave(*found) &&
+         gates_.send_to_canary(request, caller.tenant, lane.value_or(Lane::standard), exchange, fall_back)) ||
         answer_by_canary(*found, request, exchange, caller))
       return;
   }
   answer_here(*found, request, exchange, caller);
+}
+
+// For another server: what is answered and forgotten. Responses are stored where they were made, and embeddings
+// of two models have nothing to do with each other.
+bool Router::may_leave(const Route& route) {
+  return route.prepare != prepare_responses && route.prepare != prepare_embeddings;
 }
 
 // The answer says which trace it belongs to, and which span of it this server is.

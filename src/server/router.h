@@ -69,6 +69,7 @@ class Router final : public HttpHandler {
     TimeNs began = 0;
   };
   static std::span<const Route> routes();
+  static bool may_leave(const Route& route);
 
   void answer_here(const Route& route, HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange,
                    const Caller& caller, Permit permit = {});
