@@ -172,7 +172,9 @@ DiskOutcome DiskThread::write(const DiskJob& job) {
   auto header =
       encode({job.tier, uint32_t(job.group), place_.identity, job.key, bytes.size(), block_checksum(bytes)});
   const std::string path = path_of(job), unfinished = path + kUnfinishedBlock;
-  File file(unfinished, O_WRONLY | O_CREAT | O_TRUNC);
+  File file(unfinished, O_WRONLY | O_CREAT | O_EXCL);
+  // Another engine on this path writes the same block: it will be there.
+  if (!file.open() && errno == EEXIST) return DiskOutcome::failed;
   const bool full = faults::armed() && faults::met(Fault::disk_full);
   if (full) errno = ENOSPC;
   if (full || !file.open() || !file.transfer<::writev>(header, bytes) || !file.close() ||

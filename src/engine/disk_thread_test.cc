@@ -93,6 +93,18 @@ TEST_F(DiskThreadTest, WhatIsCutShortOrChangedIsCorrupt) {
   EXPECT_TRUE(files().empty()) << "what is cut short takes no room after a start";
 }
 
+// Two engines of one model may have one path: each block is one's to write.
+TEST_F(DiskThreadTest, ABlockThatAnotherOneWritesIsLeftToIt) {
+  auto disk = start();
+  ASSERT_EQ(run(*disk, job(Kind::write, kFrom)), DiskOutcome::done);
+  const fs::path file = files().at(0), unfinished = file.string() + ".new";
+  fs::rename(file, unfinished);
+  EXPECT_EQ(run(*disk, job(Kind::write, kTo)), DiskOutcome::failed);
+  EXPECT_EQ(files(), std::vector{unfinished});
+  fs::remove(unfinished);
+  EXPECT_EQ(run(*disk, job(Kind::write, kFrom)), DiskOutcome::done) << "the disk is not left alone for it";
+}
+
 TEST_F(DiskThreadTest, AnotherIdentityHasAFolderOfItsOwnAndABlockUnderAWrongNameIsNotTaken) {
   auto disk = start(1);
   ASSERT_EQ(run(*disk, job(Kind::write, kFrom)), DiskOutcome::done);
