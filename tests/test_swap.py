@@ -1,10 +1,13 @@
 """SIGHUP with another model: it is loaded beside the one that serves and takes its place; no stream is dropped."""
+import http.client
+import json
 import os
 import queue
+import re
 import signal
 import threading
 
-from conftest import GEMMA, SMOLLM2, TIMEOUT_S, until
+from conftest import GEMMA, SMOLLM2, TIMEOUT_S, run_sluice, until
 
 STORY = {"prompt": "Once upon a time", "max_tokens": 96, "ignore_eos": True, "temperature": 0}
 
@@ -24,6 +27,13 @@ def served(server):
 
 def configure(path, model, more=""):
     path.write_text(f"model:\n  path: {model}\n{more}")
+
+
+def asks(server, body, headers):
+    """A connection whose answer nobody has read yet."""
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=TIMEOUT_S)
+    connection.request("POST", "/v1/completions", json.dumps(body), headers)
+    return connection
 
 
 def streamed(server, body):
@@ -160,3 +170,46 @@ def test_a_stop_while_a_model_is_loaded_is_a_stop(start, tmp_path):
     assert [*events][-1] == "[DONE]", "what ran was finished"
     _, log = server.process.communicate(timeout=TIMEOUT_S)
     assert server.process.returncode == 0, log
+
+
+def test_a_replaced_model_that_hangs_holds_up_nothing(start, tmp_path):
+    config = tmp_path / "sluice.yaml"
+    configure(config, SMOLLM2)
+    server = start(f"--config={config}", "--ctx", 1024, "--set", "server.drain_timeout_ms=100",
+                   faults="slow_step:request=hang,amount=3600000,count=2")
+    hangs = asks(server, STORY, {"X-Request-Id": "hang-1"})
+    assert until(lambda: server.metric("sluice_faults_injected_total") == 1)
+    configure(config, GEMMA)
+    server.signal(signal.SIGHUP)
+    wait_for(server, "is served now")
+    assert streamed(server, STORY)[0] == GEMMA.stem
+    hangs.close()  # from here on nobody has it
+    assert f"{SMOLLM2} cannot be freed" in wait_for(server, "its engine has been at one step for")
+    assert server.metric("sluice_stuck_engines_total") == 1
+    configure(config, SMOLLM2, "scheduler:\n  target_itl_ms: 33\n")
+    server.signal(signal.SIGHUP)
+    wait_for(server, "-> 33 ms")
+    wait_for(server, "is served now")
+    assert streamed(server, STORY)[0] == SMOLLM2.stem
+    # So does the one that serves, and still it ends.
+    hangs = asks(server, STORY, {"X-Request-Id": "hang-2"})
+    assert until(lambda: server.metric("sluice_faults_injected_total") == 2)
+    status, log = server.stop()
+    assert status == 1 and "stopped with 2 engines that cannot be" in log, log
+    assert hangs.getresponse().status == 503
+
+
+def test_memory_that_the_old_ones_cache_may_still_take_is_not_given_away(start, tmp_path):
+    everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    refused = run_sluice("serve", SMOLLM2, "--dry-run", "--set", f"engine.kv_bytes={2 * everything}").stderr
+    most = 6 * int(re.search(r"the machine's (\d+)", refused)[1]) // 10  # one fits, two do not
+    config = tmp_path / "sluice.yaml"
+    configure(config, SMOLLM2, f"engine:\n  kv_bytes: {most}\n")
+    server = start(f"--config={config}", "--ctx", 1024)
+    configure(config, GEMMA, f"engine:\n  kv_bytes: {most}\n")
+    server.signal(signal.SIGHUP)
+    why = wait_for(server, "goes on").splitlines()[-1]
+    assert "engine.kv_bytes" in why and re.search(r"whose caches may still take \d+ MiB", why), why
+    configure(config, GEMMA, "engine:\n  kv_bytes: 200000000\n")
+    server.signal(signal.SIGHUP)
+    wait_for(server, "is served now")

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from conftest import SMOLLM2, TIMEOUT_S
+from conftest import SLUICE, SMOLLM2, TIMEOUT_S, until
 
 rotel = pytest.importorskip("rotel", reason="the collector rotel is not installed (tests/requirements.txt)")
 
@@ -225,3 +225,26 @@ def test_without_a_collector_a_callers_trace_is_still_named(smollm2):
     assert status == 200 and headers["traceparent"].split("-")[1] == TRACE
     status, headers = answer_headers(smollm2, ASK, {})
     assert status == 200 and headers["traceparent"] is None
+
+
+def test_what_was_refused_during_a_load_that_is_broken_off_is_told(collector):
+    port = free_port()
+    process = subprocess.Popen([str(SLUICE), "serve", "--dummy", "llama-3.2-1b", "--port", str(port), "--set", "engine.max_context=64", "--set",
+                                f"tracing.endpoint={collector.url}", "--set", "tracing.export_interval_ms=60000"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def is_refused():
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+        try:
+            connection.request("POST", CHAT, json.dumps(ASK), {"traceparent": f"00-{TRACE}-{PARENT}-01"})
+            return connection.getresponse().status == 503
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    assert until(lambda: is_refused() or process.poll() is not None, attempts=10**7)
+    process.terminate()
+    _, log = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0 and "stopped while loading" in log, log
+    assert any(span["Trace ID"] == TRACE for span in collector.spans(1))

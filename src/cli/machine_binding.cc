@@ -17,6 +17,13 @@ std::string told_name(const std::string& thread) {
   return thread.starts_with("sluice-cpu-") ? "sluice-cpu" : thread;
 }
 
+// Of those that each engine has for itself.
+bool is_engines(const std::string& thread) {
+  for (const char* name : {"sluice-engine", "sluice-executor", "sluice-masks", "sluice-kv-disk"})
+    if (thread == name) return true;
+  return thread.starts_with("sluice-cpu-");
+}
+
 void add(MachineReport& report, MachineReport::Threads thread) {
   for (MachineReport::Threads& known : report.threads)
     if (known.name == thread.name && known.cpus == thread.cpus && known.refused == thread.refused)
@@ -55,6 +62,10 @@ Result<MachineBinding> MachineBinding::make(const Config& config) {
 }
 
 void MachineBinding::enter_load() {
+  engines_before_.clear();
+  for (const NamedThread& thread : threads_of_process())
+    if (is_engines(thread.name)) engines_before_.push_back(thread.id);
+  std::sort(engines_before_.begin(), engines_before_.end());
   if (device_ == "auto" || device_.starts_with("cuda")) {
     wish_.card_bus_id = card_bus_id(device_.starts_with("cuda:") ? std::atoi(device_.c_str() + 5) : 0);
     wish_.card = device_ != "auto" || !wish_.card_bus_id.empty();
@@ -76,6 +87,7 @@ MachineReport MachineBinding::settle(int cpu_threads) {
   const std::vector<ThreadPlace> places = thread_places(plan_);
   for (const NamedThread& thread : threads_of_process()) {
     if (!thread.name.starts_with("sluice-")) continue;
+    if (std::binary_search(engines_before_.begin(), engines_before_.end(), thread.id)) continue;
     const auto place =
         std::find_if(places.begin(), places.end(), [&](const ThreadPlace& p) { return p.name == thread.name; });
     Status bound;

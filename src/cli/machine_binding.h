@@ -4,6 +4,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "base/result.h"
 #include "cli/config.h"
@@ -21,8 +22,9 @@ class MachineBinding {
   // By the thread that is about to load the model: finds the card, plans again with it, and goes to the model's
   // place, to stay: what it starts and the memory that it touches will be there.
   void enter_load();
-  // Once everything runs: threads to their places, and what the kernel made of it. `cpu_threads`: of the
-  // backend's team; 0: the model runs on a card. Logs the plan.
+  // Once everything runs: threads to their places, and what the kernel made of it. Threads of other engines,
+  // which go by the same names and were there before enter_load, stay where they are and untold. `cpu_threads`:
+  // of the backend's team; 0: the model runs on a card.
   MachineReport settle(int cpu_threads);
 
   const MachinePlan& plan() const { return plan_; }
@@ -35,6 +37,7 @@ class MachineBinding {
   Topology topology_;
   MachineWish wish_;
   MachinePlan plan_;
+  std::vector<int> engines_before_;  // threads of engines that were there before the load; sorted
 };
 
 // For a command whose threads are all of the load: make and enter_load.

@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 
@@ -21,6 +22,15 @@ Counter& stuck_engines() {
   return meter::counter(
       "sluice_stuck_engines_total",
       "Canaries and models that another one took the place of, with a step that does not end.");
+}
+
+// A block that holds something is memory already.
+size_t unwritten_bytes(const Engine& engine) {
+  const EngineInfo& info = engine.info();
+  const EngineStatus status = engine.status();
+  if (info.device.is_card() || status.blocks_total == 0) return 0;
+  const int written = std::min(status.blocks_total, status.blocks_used + status.blocks_cached);
+  return info.kv_bytes / size_t(status.blocks_total) * size_t(status.blocks_total - written);
 }
 
 }  // namespace
@@ -69,14 +79,37 @@ std::shared_ptr<ServedModel> ModelKeeper::keep(std::unique_ptr<ServedModel> mode
                                                std::function<void()> on_stuck) {
   ServedModel* const served = model.get();
   auto kept = std::make_unique<Kept>(std::move(model), watchdog_s, std::move(on_stuck));
-  return {served, [unused = unused_, kept = kept.release()](ServedModel*) {
-            std::unique_ptr<Kept> over(kept);
-            {
-              std::lock_guard lock(unused->mutex);
-              unused->models.push_back(std::move(over));
-            }
-            unused->changed.notify_all();
-          }};
+  const std::shared_ptr<ServedModel> held{served, [unused = unused_, kept = kept.release()](ServedModel*) {
+                                            std::unique_ptr<Kept> over(kept);
+                                            {
+                                              std::lock_guard lock(unused->mutex);
+                                              unused->models.push_back(std::move(over));
+                                            }
+                                            unused->changed.notify_all();
+                                          }};
+  std::erase_if(held_, [](const auto& gone) { return gone.expired(); });
+  held_.push_back(held);
+  return held;
+}
+
+bool ModelKeeper::is_freeing() const {
+  std::lock_guard lock(unused_->mutex);
+  return unused_->at_work || std::any_of(unused_->models.begin(), unused_->models.end(),
+                                         [](const auto& kept) { return !kept->stuck; });
+}
+
+size_t ModelKeeper::promised_bytes() const {
+  size_t bytes = 0;
+  for (const auto& held : held_)
+    if (const auto model = held.lock()) bytes += unwritten_bytes(model->engine());
+  std::lock_guard lock(unused_->mutex);
+  for (const auto& kept : unused_->models) bytes += unwritten_bytes(kept->model->engine());
+  return bytes;
+}
+
+void ModelKeeper::stop_gathering() {
+  for (const auto& held : held_)
+    if (const auto model = held.lock()) model->engine().stop_gathering();
 }
 
 void ModelKeeper::free_unused() {
@@ -94,11 +127,13 @@ void ModelKeeper::free_unused() {
         stuck_engines().add();
         LOG(error, "{} cannot be freed: its engine has been at one step for {:.1f} s", kept->model->path(),
             seconds(now_ns() - since));
+        Signals::wake();
       }
       waits |= kept != nullptr && !kept->stuck;
     }
     std::erase(unused_->models, nullptr);
     if (!idle.empty()) {
+      unused_->at_work = true;
       lock.unlock();
       for (auto& kept : idle) {
         const std::string path = kept->model->path();
@@ -106,6 +141,8 @@ void ModelKeeper::free_unused() {
         LOG(info, "{} is freed", path);
       }
       lock.lock();
+      unused_->at_work = false;
+      Signals::wake();
       continue;
     }
     if (unused_->over && !waits) return;

@@ -41,6 +41,13 @@ class ModelKeeper {
   // Watchdog has them.
   std::shared_ptr<ServedModel> keep(std::unique_ptr<ServedModel> model, int watchdog_s,
                                     std::function<void()> on_stuck = nullptr);
+  // Memory is about to come back: a model is being freed that does not hang. When that ends, the main thread is
+  // woken.
+  bool is_freeing() const;
+  // Of a CPU's memory, what the caches of all models that are here may still take.
+  size_t promised_bytes() const;
+  // Engine::stop_gathering of all that somebody has.
+  void stop_gathering();
 
  private:
   struct Kept {
@@ -55,12 +62,14 @@ class ModelKeeper {
     std::condition_variable changed;
     std::vector<std::unique_ptr<Kept>> models;  // guarded by mutex
     bool over = false;                          // guarded by mutex
+    bool at_work = false;                       // guarded by mutex
   };
 
   void free_unused();  // the freeing thread
 
   const std::function<void()> enter_;
   const TimeNs stuck_ns_;
+  std::vector<std::weak_ptr<ServedModel>> held_;
   const std::shared_ptr<Unused> unused_ = std::make_shared<Unused>();  // holders have it too
   std::optional<Result<std::unique_ptr<ServedModel>>> loaded_;         // the load's thread, until done_
   std::atomic<bool> done_{false};

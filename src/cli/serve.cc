@@ -9,6 +9,7 @@
 #include <deque>
 #include <optional>
 
+#include "base/check.h"
 #include "base/crash_record.h"
 #include "base/log.h"
 #include "base/meter.h"
@@ -152,9 +153,10 @@ Error named(const Error& of_canary) {
                                       of_canary.field.empty() ? "" : ": ", of_canary.message)};
 }
 
-[[noreturn]] void stop_loading() {
+[[noreturn]] void stop_loading(Server& server) {
+  server.drain(now_ns());  // traces of what was refused meanwhile go out
   LOG(info, "stopped while loading");
-  std::fflush(stdout);
+  std::fflush(nullptr);
   _exit(0);
 }
 
@@ -205,9 +207,10 @@ class Serving {
   void until_signal() {
     while (Signals::count() == 0) {
       if (auto loaded = keeper_.take()) end_load(std::move(*loaded));
-      if (canary_ != nullptr && stuck_canary_->load() == canary_.get()) give_up_canary();
-      // What a SIGHUP changes while models are loaded is looked at when they are there.
-      if (keeper_.is_loading())
+      if (const ServedModel* stuck = stuck_canary_->exchange(nullptr)) give_up_canary(stuck);
+      // What a SIGHUP changes while models are loaded is looked at when they are there. A load begins when what
+      // was there has gone, so that its memory counts.
+      if (keeper_.is_loading() || (!wanted_.empty() && keeper_.is_freeing()))
         Signals::wait();
       else if (!wanted_.empty())
         begin_load();
@@ -221,8 +224,8 @@ class Serving {
   void drain() {
     LOG(info, "draining: no new requests; running answers have {} ms", config_.drain_timeout_ms);
     const TimeNs deadline = now_ns() + TimeNs(config_.drain_timeout_ms) * 1'000'000;
-    stable_->engine().stop_gathering();
-    if (canary_ != nullptr) canary_->engine().stop_gathering();
+    keeper_.stop_gathering();
+    served_->store(nullptr);  // what hangs now is left behind
     server_.drain(deadline);
     // Not by way of Engine::drain, which would wait for a step that hangs: the keeper does not.
     recorder_.reset();
@@ -248,8 +251,7 @@ class Serving {
     options.cpu.threads = is_canary ? shares.canary : shares.stable;
     options.beside = stable_ != nullptr;
     options.meters = {is_canary ? pool_name(Pool::canary) : "", is_canary || stable_ == nullptr};
-    if (const auto& other = is_canary ? stable_ : canary_; other != nullptr)
-      options.engine.promised_bytes = other->engine().info().kv_bytes;
+    options.engine.promised_bytes = keeper_.promised_bytes();
     return options;
   }
 
@@ -260,11 +262,18 @@ class Serving {
   }
 
   std::shared_ptr<ServedModel> keep(Pool pool, std::unique_ptr<ServedModel> model) {
-    if (pool == Pool::stable) return keeper_.keep(std::move(model), config_.watchdog_s);
+    ServedModel* const kept = model.get();
+    if (pool == Pool::stable) {
+      served_->store(kept);
+      return keeper_.keep(std::move(model), config_.watchdog_s, [served = served_, kept] {
+        CHECK(served->load() != kept, "the engine's step ends (engine.watchdog_s)");
+        LOG(error, "watchdog: {} has been replaced, and so the others go on", kept->path());
+      });
+    }
     // A canary that hangs is no reason to end the others.
-    const ServedModel* canary = model.get();
-    return keeper_.keep(std::move(model), stuck_seconds(config_), [stuck = stuck_canary_, canary] {
-      stuck->store(canary);
+    return keeper_.keep(std::move(model), stuck_seconds(config_), [stuck = stuck_canary_, kept] {
+      kept->engine().give_up();
+      stuck->store(kept);
       Signals::wake();
     });
   }
@@ -273,7 +282,7 @@ class Serving {
     start_load({pool, config}, &server_);
     while (keeper_.is_loading() && Signals::count() == 0) Signals::wait();
     // A load cannot be broken off in the middle, and of it nothing has been promised to anyone yet.
-    if (keeper_.is_loading()) stop_loading();
+    if (keeper_.is_loading()) stop_loading(server_);
     auto loaded = keeper_.take();
     if (!loaded->ok()) return loaded->error();
     return keep(pool, std::move(**loaded));
@@ -328,8 +337,7 @@ class Serving {
     const std::shared_ptr<ServedModel> old = std::exchange(stable_, keep(Pool::stable, std::move(*loaded)));
     old->engine().show(false);
     stable_->engine().show(true);
-    // Threads are told by their names, which the canary's have too: those go where the kernel puts them.
-    if (canary_ == nullptr) place_threads();
+    place_threads();
     serve(config.model);
     LOG(info, "reload: {} is served now; answers that {} has begun go on with it", stable_->path(),
         old->path());
@@ -350,9 +358,13 @@ class Serving {
     canary_.reset();
   }
 
-  void give_up_canary() {
-    LOG(error, "{} is no canary any more: its engine hangs", canary_->path());
-    drop_canary();
+  // Also one that a SIGHUP has taken away, with answers that it had begun.
+  void give_up_canary(const ServedModel* stuck) {
+    if (stuck == canary_.get()) {
+      LOG(error, "{} is no canary any more: its engine hangs", canary_->path());
+      drop_canary();
+    }
+    server_.engine_hangs();
   }
 
   Server& server_;
@@ -360,9 +372,10 @@ class Serving {
   ModelKeeper& keeper_;
   const Config config_;                           // as at start
   std::shared_ptr<ServedModel> stable_, canary_;  // canary: null: there is none
-  // As its watchdog says, which may outlive this.
-  const std::shared_ptr<std::atomic<const ServedModel*>> stuck_canary_ =
-      std::make_shared<std::atomic<const ServedModel*>>(nullptr);
+  // What watchdogs, which may outlive this, have said and are to know: a canary that hangs; the stable model.
+  using Told = std::shared_ptr<std::atomic<const ServedModel*>>;
+  const Told stuck_canary_ = std::make_shared<Told::element_type>(nullptr);
+  const Told served_ = std::make_shared<Told::element_type>(nullptr);
   std::deque<Wanted> wanted_;  // to be loaded, in this order
   std::optional<Wanted> loading_;
   MachineReport placed_;
@@ -411,7 +424,7 @@ int serve(const Config& config, const ServeOptions& options) {
 
   serving.until_signal();
   serving.drain();
-  if (keeper.is_loading()) stop_loading();
+  if (keeper.is_loading()) stop_loading(server);
   LOG(info, "stopped");
   return 0;
 }

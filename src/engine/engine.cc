@@ -125,7 +125,12 @@ class EngineImpl final : public Engine {
   }
 
   const EngineInfo& info() const override { return info_; }
-  EngineStatus status() const override { return loop_.status(); }
+  EngineStatus status() const override {
+    EngineStatus status = loop_.status();
+    status.stuck |= given_up_.load();
+    return status;
+  }
+  void give_up() override { given_up_.store(true); }
   const StepLedger* step_ledger() const override { return &loop_.ledger(); }
 
   Result<std::shared_ptr<RequestStream>> submit(Request request, std::function<void()> notify) override {
@@ -250,6 +255,7 @@ class EngineImpl final : public Engine {
   EngineMeters meters_;
   std::unique_ptr<StepRunner> runner_;
   std::shared_ptr<EngineDoor> door_;
+  std::atomic<bool> given_up_{false};
   std::atomic<bool> unheard_{false};  // handed over since the bell was last rung
   const int lane_places_;             // of a lane's own at the door, however many others there are
   Policy policy_;                     // as last handed to the loop

@@ -157,13 +157,14 @@ struct EngineStatus {
   int running = 0;
   int waiting = 0;
   int blocks_used = 0;
+  int blocks_cached = 0;
   int blocks_total = 0;
   uint64_t steps = 0;
   TimeNs last_step = 0;  // when the last step ended
   bool draining = false;
   // Since when its thread has been in one turn of its loop, or a step has been running; 0: neither.
   TimeNs busy_since = 0;
-  bool stuck = false;  // a step has been running for longer than a liveness limit
+  bool stuck = false;  // a step has been running for longer than a liveness limit, or give_up says so
 };
 
 class Engine {
@@ -197,6 +198,9 @@ class Engine {
   // Whether the gauges say what this engine does: while one takes another's place (MeterPlace), one of the two.
   // Counters and histograms are of both. Any thread.
   virtual void show(bool) {}
+
+  // Whoever watches it does not believe any more that its step ends: status() says so from now on. Any thread.
+  virtual void give_up() {}
 
   // Nobody else will come: under `windowed`, batches begin with whoever waits. For good, since a drain follows;
   // drain() does it too. Called by the thread that calls reschedule().

@@ -388,9 +388,12 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineModel& model, const Engi
   if (!made) return std::move(made).error();
   ModelSteps& steps = *made;
   if (model.beside && steps.kv.exceeds_free)
-    return Error{ErrorCode::kResourceExhausted,
-                 fmt::format("keys and values do not fit beside what is served here: {}", steps.kv.reason),
-                 "engine.kv_bytes"};
+    return Error{
+        ErrorCode::kResourceExhausted,
+        fmt::format("keys and values do not fit beside what is served here, whose caches may still take "
+                    "{:.0f} MiB: {}; give less",
+                    mib(wished.promised_bytes), steps.kv.reason),
+        "engine.kv_bytes"};
   const Policy policy = *policy_of(steps.config);
   LOG(info, "batching: {}", describe(policy.batching));
   if (const std::string idle = without_effect(steps.config); !idle.empty()) LOG(warn, "{}", idle);

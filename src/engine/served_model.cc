@@ -65,8 +65,10 @@ Status check_room(const Checkpoint& checkpoint, const Backend& backend, size_t p
   const size_t free = device.memory_bytes - std::min(device.memory_bytes, promised_bytes);
   if (needed <= free) return {};
   return Error{ErrorCode::kResourceExhausted,
-               fmt::format("the weights of {} take {:.2f} GiB beside what is served here, and {:.2f} are free",
-                           checkpoint.path(), gib(needed), gib(free))};
+               fmt::format("the weights of {} take {:.2f} GiB beside what is served here, and {:.2f} are free, "
+                           "without {:.2f} that its caches may still take (a lower engine.kv_bytes)",
+                           checkpoint.path(), gib(needed), gib(free),
+                           gib(std::min(device.memory_bytes, promised_bytes)))};
 }
 
 Result<std::unique_ptr<Engine>> computing_engine(ServedModelImpl& model, const Checkpoint& checkpoint,

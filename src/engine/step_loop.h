@@ -133,7 +133,7 @@ class StepLoop {
   double kv_peak_bytes_ = 0;
 
   // Published for status().
-  std::atomic<int> running_{0}, waiting_{0}, blocks_used_{0};
+  std::atomic<int> running_{0}, waiting_{0}, blocks_used_{0}, blocks_cached_{0};
   std::atomic<uint64_t> steps_{0};
   std::atomic<TimeNs> last_step_{0}, turn_since_{0};  // turn: 0: it sleeps
 

@@ -96,6 +96,7 @@ void StepLoop::publish_status() {
   running_.store(running, std::memory_order_relaxed);
   waiting_.store(waiting, std::memory_order_relaxed);
   blocks_used_.store(blocks.used(), std::memory_order_relaxed);
+  blocks_cached_.store(blocks.cached(), std::memory_order_relaxed);
   for (int lane = 0; lane < kLanes; ++lane) {
     show(*meters_.lane_running[size_t(lane)], double(scheduler_.running_of(lane).size()));
     show(*meters_.lane_waiting[size_t(lane)], scheduler_.waiting().waiting(lane));

@@ -388,6 +388,7 @@ EngineStatus StepLoop::status() const {
   status.running = running_.load(std::memory_order_relaxed);
   status.waiting = waiting_.load(std::memory_order_relaxed);
   status.blocks_used = blocks_used_.load(std::memory_order_relaxed);
+  status.blocks_cached = blocks_cached_.load(std::memory_order_relaxed);
   status.blocks_total = scheduler_.blocks().total();
   status.steps = steps_.load(std::memory_order_relaxed);
   status.last_step = last_step_.load(std::memory_order_relaxed);

@@ -103,6 +103,7 @@ void Generation::start(std::shared_ptr<HttpExchange> exchange, std::shared_ptr<S
   }
   meters().started.add();
   self->account_.begin();
+  if (self->waits_in_vain()) self->pump();
 }
 
 RequestAccount Generation::account_head() const {
@@ -219,8 +220,12 @@ void Generation::pump() {
       exchange_->flush();
     }
   }
+  if (!over_ && waits_in_vain()) return fail(failure(FinishReason::failed), "engine_hangs");
   if (!over_ && exchange_->unsent() > limits::kStreamHighWater) account_.block();
 }
+
+// There is somebody else who can answer.
+bool Generation::waits_in_vain() const { return plan_.pool == Pool::canary && model_->engine().status().stuck; }
 
 Generation::Pumped Generation::pump_choice(Running& running) {
   Choice& choice = *running.choice;
@@ -306,9 +311,10 @@ void Generation::finish_answer() {
 void Generation::fail(const ApiError& error, const char* reason) {
   over_ = true;
   // An answer that its grammar leads nowhere is its client's doing; so is a deadline. A canary's broken logits
-  // are not; the stable pool is not given up for its own (nobody else could answer), so that it is its grammar
-  // there.
-  const bool its_form = plan_.grammar != nullptr && !(broken_ && plan_.pool == Pool::canary);
+  // are not, nor is its hanging; the stable pool is not given up for its own (nobody else could answer), so
+  // that it is its grammar there.
+  const bool its_form =
+      plan_.grammar != nullptr && !(broken_ && plan_.pool == Pool::canary) && !waits_in_vain();
   const bool ours = error.error.code == ErrorCode::kInternal && !its_form;
   if (ours) tell_pool(true);
   if (ours && plan_.fall_back && !stream_open_) {

@@ -134,6 +134,7 @@ class Generation final : public HttpListener, public std::enable_shared_from_thi
   Status submit_all();
   Request request_of(int prompt, int k) const;
   void pump();
+  bool waits_in_vain() const;
   enum class Pumped : uint8_t { dry, more, failed };
   Pumped pump_choice(Running& running);
   RequestAccount account_head() const;

@@ -1,6 +1,9 @@
 // A canary in the same process: what a client sees, and that the stable pool does not see it.
 #include <gmock/gmock.h>
 
+#include <atomic>
+#include <thread>
+
 #include "server/testing/served_test.h"
 #include "server/testing/test_client.h"
 
@@ -182,6 +185,35 @@ TEST_F(LocalCanaryTest, WhoNamesItHearsWhetherItIsFullOrFails) {
   EXPECT_GT(std::stoi(open.header("retry-after")), 1);
 }
 
+TEST_F(LocalCanaryTest, WhatWaitsForOneThatHangsTheStablePoolAnswers) {
+  start_both(by_header());
+  canary_->toy.scripted.script = nullptr;
+  TestClient waits(server_->port()), reads(server_->port()), formed(server_->port()), named(server_->port());
+  waits.send(post_text("/v1/completions", R"({"prompt":"a"})", kAlways));
+  canary_->toy.scripted.wait_submitted(1);
+  reads.send(post_text("/v1/completions", R"({"prompt":"a","stream":true})", kAlways));
+  canary_->toy.scripted.wait_submitted(2);
+  formed.send(post_text("/v1/completions", R"({"prompt":"a","guided_regex":"A"})", kAlways));
+  canary_->toy.scripted.wait_submitted(3);
+  named.send(post_text("/v1/completions", R"({"prompt":"a","model":"finch"})"));
+  canary_->toy.scripted.wait_submitted(4);
+  canary_->toy.scripted.emit(1, canary_->toy.token("hello"));
+  reads.read_until("hello");
+  canary_->toy.scripted.stuck = true;
+  server_->engine_hangs();
+  EXPECT_EQ(model_of(waits.read_response()), "toy");
+  EXPECT_EQ(model_of(formed.read_response()), "toy");
+  EXPECT_THAT(reads.read_until("The engine failed"), HasSubstr("\"error\""));
+  EXPECT_EQ(named.read_response().status, 500);
+  EXPECT_EQ(model_of(complete(kAlways)), "toy") << "nor is anybody sent there";
+  EXPECT_EQ(complete("", R"(,"model":"finch")").status, 503);
+  canary_->toy.scripted.stuck = false;
+  canary_->toy.scripted.script = [this](const Request&) {
+    return canary_->toy.says({"hello"}, FinishReason::stop);
+  };
+  EXPECT_EQ(model_of(complete(kAlways)), "finch") << "until it goes on";
+}
+
 TEST_F(LocalCanaryTest, AStreamThatHasBegunIsCut) {
   start_both(by_header());
   canary_->toy.scripted.script = nullptr;
@@ -288,6 +320,30 @@ TEST_F(LocalCanaryTest, ItGoesWithoutAStreamDropped) {
   canary_->toy.scripted.emit(0, canary_->toy.token("hello", FinishReason::length));
   EXPECT_THAT(client.read_until("[DONE]"), HasSubstr("hello"));
   while (canary_.use_count() > 1) std::this_thread::yield();
+}
+
+// A canary of the same model goes by its name, and a list that is made while another takes its place is of one
+// moment: an id stands there once.
+TEST_F(LocalCanaryTest, NamesAreOfOneMomentWhileModelsChange) {
+  start_both(by_header());
+  const auto same = std::make_shared<NamedModel>("finch");
+  std::atomic<bool> over{false};
+  std::thread swapping([&] {
+    while (!over) {
+      server_->serve_model(same, {});
+      server_->serve_model(borrowed(model_), {});
+    }
+  });
+  TestClient client(server_->port());
+  int twice = 0;
+  for (int i = 0; i < 2000; ++i) {
+    const std::string body = client.get("/v1/models").body;
+    const size_t first = body.find(R"("id":"finch")");
+    twice += first != std::string::npos && body.find(R"("id":"finch")", first + 1) != std::string::npos;
+  }
+  over = true;
+  swapping.join();
+  EXPECT_EQ(twice, 0);
 }
 
 TEST(CanaryTraffic, OneOfTwoKinds) {

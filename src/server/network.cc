@@ -224,10 +224,12 @@ class NetworkImpl final : public Network {
   int connections() const override { return shared_->connections.load(); }
   int busy() const override { return shared_->busy.load(); }
   void drain() override;
-  void shut_down_exchanges() override;
+  void wake_exchanges() override { for_each_connection(&Connection::run_wake); }
+  void shut_down_exchanges() override { for_each_connection(&Connection::shut_down); }
   void stop() override;
 
  private:
+  void for_each_connection(void (Connection::*call)());
   Status bind_all(const asio::ip::tcp::endpoint& endpoint);
   Status listen_on(Loop::Acceptor& acceptor, const asio::ip::tcp::endpoint& endpoint, bool shared_port);
 
@@ -336,11 +338,12 @@ void NetworkImpl::drain() {
   }
 }
 
-void NetworkImpl::shut_down_exchanges() {
+// On their threads, soon.
+void NetworkImpl::for_each_connection(void (Connection::*call)()) {
   for (auto& loop : loops_) {
-    asio::post(loop->context, [raw = loop.get()] {
+    asio::post(loop->context, [raw = loop.get(), call] {
       std::vector<std::shared_ptr<Connection>> all(raw->connections.begin(), raw->connections.end());
-      for (const auto& c : all) c->shut_down();
+      for (const auto& c : all) (c.get()->*call)();
     });
   }
 }

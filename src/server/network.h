@@ -34,6 +34,8 @@ class Network {
   // Closes idle connections; others, and new ones (which may still ask whether the server is ready), close
   // after their answer.
   virtual void drain() = 0;
+  // As if each exchange had been woken.
+  virtual void wake_exchanges() = 0;
   // Tells the listeners of what is still being answered that time is up.
   virtual void shut_down_exchanges() = 0;
   // Cuts what is left and joins the threads. Idempotent; the destructor does it too.

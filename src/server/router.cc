@@ -318,9 +318,8 @@ std::string Router::name_of(const ServedModel* model) const {
 }
 
 // The same model with other settings goes by the same name.
-std::string Router::canary_name(const ServedModel& canary) const {
-  const auto stable = models_.get();
-  return stable != nullptr && stable->path() == canary.path() ? name_of(stable.get()) : canary.name();
+std::string Router::canary_name(const ServedModel& canary, const ServedModel* stable) const {
+  return stable != nullptr && stable->path() == canary.path() ? name_of(stable) : canary.name();
 }
 
 HttpResponse Router::get_routes(const HttpRequest&) {

@@ -113,7 +113,7 @@ class Router final : public HttpHandler {
   HttpResponse delete_response(const HttpRequest& request);
 
   std::string name_of(const ServedModel* model) const;
-  std::string canary_name(const ServedModel& canary) const;
+  std::string canary_name(const ServedModel& canary, const ServedModel* stable) const;
   std::string model_name() const { return name_of(models_.get().get()); }
 
   const ServerConfig config_;

@@ -100,11 +100,12 @@ HttpResponse Router::get_models(const HttpRequest&) {
   HttpResponse response;
   JsonWriter w(response.body);
   w.begin_object().key("object").string("list").key("data").begin_array();
-  if (const auto model = models_.get()) append_model(w, name_of(model.get()), *model, started_);
+  const auto [model, canary] = models_.both();
+  const std::string name = name_of(model.get());
+  if (model != nullptr) append_model(w, name, *model, started_);
   // Under another name, by which it can be asked for.
-  const auto canary = models_.get(Pool::canary);
-  if (canary != nullptr && canary_name(*canary) != model_name())
-    append_model(w, canary_name(*canary), *canary, started_);
+  if (canary != nullptr && canary_name(*canary, model.get()) != name)
+    append_model(w, canary_name(*canary, model.get()), *canary, started_);
   w.end_array().end_object();
   return response;
 }
@@ -121,16 +122,16 @@ HttpResponse Router::get_diagnosis(const HttpRequest& request) {
 }
 
 HttpResponse Router::get_model(const HttpRequest& request) {
-  const std::shared_ptr<ServedModel> model = models_.get();
+  const auto [model, canary] = models_.both();
   if (model == nullptr) return not_ready();
   const std::string_view asked = std::string_view(request.path).substr(std::string_view("/v1/models/").size());
-  const auto canary = models_.get(Pool::canary);
   HttpResponse response;
   JsonWriter w(response.body);
   if (names_model(asked, ApiCall{*model, config_, name_of(model.get()), ""})) {
     append_model(w, name_of(model.get()), *model, started_);
-  } else if (canary != nullptr && names_model(asked, ApiCall{*canary, config_, canary_name(*canary), ""})) {
-    append_model(w, canary_name(*canary), *canary, started_);
+  } else if (canary != nullptr &&
+             names_model(asked, ApiCall{*canary, config_, canary_name(*canary, model.get()), ""})) {
+    append_model(w, canary_name(*canary, model.get()), *canary, started_);
   } else {
     return error_response(404, "The model '" + std::string(asked.substr(0, 128)) + "' does not exist here.",
                           "model", "model_not_found");

@@ -35,12 +35,13 @@ struct Router::TextJob {
 std::shared_ptr<Router::TextJob> Router::job_of(const Route& route, HttpRequest& request,
                                                 const std::shared_ptr<HttpExchange>& exchange,
                                                 const Caller& caller, Pool pool) {
-  const std::shared_ptr<ServedModel> model = models_.get(pool);
+  const auto [stable, canary] = models_.both();
+  const auto& model = pool == Pool::stable ? stable : canary;
   std::shared_ptr<ServedModel> other;  // whose name is told apart where text is generated
-  if (route.prepare != nullptr) other = models_.get(pool == Pool::stable ? Pool::canary : Pool::stable);
+  if (route.prepare != nullptr) other = pool == Pool::stable ? canary : stable;
   if (model == nullptr) return nullptr;
-  const auto name = [&](const std::shared_ptr<ServedModel>& of, bool canary) {
-    return of == nullptr ? std::string() : canary ? canary_name(*of) : name_of(of.get());
+  const auto name = [&, stable = stable.get()](const std::shared_ptr<ServedModel>& of, bool canary) {
+    return of == nullptr ? std::string() : canary ? canary_name(*of, stable) : name_of(of.get());
   };
   ApiCall call{*model, config_, name(model, pool == Pool::canary), caller.id};
   call.created = std::time(nullptr);
@@ -89,6 +90,9 @@ void Router::go_to_named_canary(const std::shared_ptr<TextJob>& job) {
     job->failure->code = "model_not_found";
     return respond(job->exchange, error_response(*job->failure), job->caller);
   }
+  if (named->model->engine().status().stuck)
+    return respond(job->exchange, error_response(503, "A step of this model has been running for too long."),
+                   job->caller);
   named->named = true;
   named->passage = std::move(passage);
   run_model_route(named);

@@ -20,6 +20,11 @@ class ServedModels {
     std::lock_guard lock(mutex_);
     return models_[size_t(pool)];
   }
+  // Both of one moment, by Pool.
+  std::array<std::shared_ptr<ServedModel>, 2> both() const {
+    std::lock_guard lock(mutex_);
+    return models_;
+  }
   void set(Pool pool, std::shared_ptr<ServedModel> model);
   // Tells the engines of what was enqueued, also those of models that have been replaced: a request may have
   // been on its way to one.

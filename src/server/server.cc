@@ -29,6 +29,7 @@ class ServerImpl final : public Server {
     router_.serve_model(std::move(model), std::move(sources));
   }
   void serve_canary(std::shared_ptr<ServedModel> model) override { router_.serve_canary(std::move(model)); }
+  void engine_hangs() override { network_->wake_exchanges(); }
   Status set_traffic(const TrafficSettings& settings) override { return router_.set_traffic(settings); }
 
   void drain(TimeNs deadline) override {

@@ -69,6 +69,9 @@ class Server {
   // A second model, which gets what `traffic.canary` says; null: there is none any more. After serve_model;
   // again: as there.
   virtual void serve_canary(std::shared_ptr<ServedModel> model) = 0;
+  // Engine::give_up was said to one: what waits for a canary's is answered by the stable pool where nothing has
+  // been sent yet, else ends with an error.
+  virtual void engine_hangs() = 0;
   // From the next request on. Errors: settings that make no sense; then nothing changes.
   virtual Status set_traffic(const TrafficSettings& settings) = 0;
   // /ready goes 503, streams finish until `deadline`, connections close, threads join.

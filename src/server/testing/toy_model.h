@@ -2,6 +2,7 @@
 // of a few hundred tokens (characters, bytes, and the words "ABC", "DEF", "GH", "hello", " world").
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -24,7 +25,8 @@ class ScriptedEngine final : public Engine {
 
   ScriptedEngine();
   const EngineInfo& info() const override { return info_; }
-  EngineStatus status() const override { return {}; }
+  EngineStatus status() const override { return {.stuck = stuck.load()}; }
+  std::atomic<bool> stuck{false};
   Result<std::shared_ptr<RequestStream>> submit(Request request, std::function<void()> notify) override;
   void drain(TimeNs) override {}
 
