@@ -261,13 +261,20 @@ void print_table(const Report& report) {
                cell(r.step_s * 1e3, "{:.3f}"), cell(r.idle_s * 1e3, "{:.3f}"),
                cell(r.bandwidth_share * 100, "{:.1f} %"));
   }
+  const auto is_impossible = [](const Row& r) { return r.bandwidth_share > 1 || r.compute_share > 1; };
+  if (std::any_of(report.rows.begin(), report.rows.end(), is_impossible))
+    fmt::print(
+        stderr,
+        "shares above 100 %: the machine's own limits were measured beside other work and are too low (run it "
+        "again on an idle machine), or the weights stay in a processor cache\n");
 }
 
 Status check(const Checkpoint& checkpoint, const RigSizes& sizes) {
   if (sizes.max_length > checkpoint.spec().context)
-    return Error{ErrorCode::kInvalidArgument,
-                 fmt::format("depth and tokens add up to {}; the model's context is {}", sizes.max_length,
-                             checkpoint.spec().context)};
+    return Error{
+        ErrorCode::kInvalidArgument,
+        fmt::format("--depth, --prompt-tokens and --generate-tokens add up to {}; the model's context is {}",
+                    sizes.max_length, checkpoint.spec().context)};
   return {};
 }
 

@@ -266,6 +266,16 @@ int refused(const Error& error) {
   return failure(flag ? at_flag(error.field.c_str(), error) : error);
 }
 
+// A cache that nothing of was converted costs nothing, which says nothing of its precision.
+void warn_of_full_caches(const std::vector<EvalRow>& rows) {
+  for (const EvalRow& row : rows)
+    if (row.precision != "bf16" && row.found.mean_kl == 0)
+      fmt::print(stderr,
+                 "{}: no block was converted, so these figures are those of a cache in full (a context's first "
+                 "and newest blocks stay so): give a larger --window-tokens and a longer text{}\n",
+                 row.precision, row.precision == "tiered" ? ", or a lower kv.tier_full_tokens" : "");
+}
+
 }  // namespace
 
 int eval(const Config& config, const EvalOptions& options) {
@@ -286,6 +296,7 @@ int eval(const Config& config, const EvalOptions& options) {
     if (!options.html.empty())
       if (Status s = write_whole_file(options.html, evaluation_html(done->rows, shown, options.data)); !s)
         return failure(at_flag("html", s.error()));
+    warn_of_full_caches(done->rows);
   }
   return done->broken ? refused(*done->broken) : 0;
 }

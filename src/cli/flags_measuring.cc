@@ -171,15 +171,19 @@ void Parser::add_tune() {
       "(itl_), as p95_ms<1200,ttft_p95_ms<300");
   app->add_option("--order", t.order,
                   "Of the steps: batching, kv, weights, kernels, scheduler, system; the rest follows");
-  app->add_flag("--exact", t.exact,
-                "Only what leaves the answers as they are: no smaller weights, keys or values");
-  app->add_option(
-         "--calibration", t.calibration,
-         "A text, for a model of more than 4 bits: 4-bit weights are made with it (sluice quantize --method "
-         "awq --targets mlp), before the budget's time begins")
-      ->type_name("FILE");
+  CLI::Option* exact = app->add_flag(
+      "--exact", t.exact, "Only what leaves the answers as they are: no smaller weights, keys or values");
+  CLI::Option* calibration = app->add_option("--calibration", t.calibration,
+                                             "A text, for a model of more than 4 bits: 4-bit weights are made "
+                                             "with it (sluice quantize --method "
+                                             "awq --targets mlp), before the budget's time begins")
+                                 ->type_name("FILE")
+                                 ->check(CLI::ExistingFile)
+                                 ->excludes(exact);
   app->add_option("--eval-data", t.eval_data, "A text that tells what these cost (sluice eval)")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(CLI::ExistingFile)
+      ->needs(calibration);
   app->add_option("--budget", t.budget, "Time in all: 90s, 10m or 1h")->capture_default_str();
   app->add_option("--long-contexts", t.long_contexts, "Lengths of the table of long contexts; 0: none")
       ->delimiter(',')

@@ -206,6 +206,8 @@ Status run(const Config& config, const QuantizeOptions& options, const Checkpoin
     fmt::print(stderr, "groups of {} columns\n", plan.grid.group);
   for (const std::string& kept : plan.kept)
     fmt::print(stderr, "{} stays as it is: 32 does not divide its columns, or 8 its rows\n", kept);
+  fmt::print(stderr, "layers are kept in {}.partial: after an interrupt the same command goes on from there\n",
+             options.out);
   ProgressBar bar;
   job.progress = [&](double done) { bar.show(done); };
   job.resumes = [&](int layer) {

@@ -176,10 +176,11 @@ Status write_report(const Config& config, const TuneOptions& options, const tune
 // What is to be known before the first server starts.
 struct Prepared {
   tune::Place place;
+  int context = 0;
   TuneLoad load;
   tune::SessionWish wish;
   tune::ReportFacts facts;
-  std::vector<int> long_contexts;
+  std::vector<int> long_contexts, beyond_context;
 };
 
 // All that can be refused without touching anything.
@@ -189,6 +190,7 @@ Result<Prepared> prepare(const Config& config, const TuneOptions& options) {
   if (!checkpoint) return std::move(checkpoint).error();
   p.place = place_of(config, **checkpoint);
   const int context = config.model.engine.max_context ? config.model.engine.max_context : p.place.context;
+  p.context = std::min(context, p.place.context);
   Result<TuneLoad> load = load_of(options, **checkpoint, context);
   if (!load) return std::move(load).error();
   p.load = std::move(*load);
@@ -200,7 +202,10 @@ Result<Prepared> prepare(const Config& config, const TuneOptions& options) {
   p.wish.start = start_of(config, options, p.place);
   p.wish.budget_s = p.facts.budget_s = options.budget_s;
   for (const int tokens : options.long_contexts)
-    if (tokens > 0 && tokens <= std::min(context, p.place.context)) p.long_contexts.push_back(tokens);
+    if (tokens > p.context)
+      p.beyond_context.push_back(tokens);
+    else if (tokens > 0)
+      p.long_contexts.push_back(tokens);
   p.wish.long_contexts = !p.long_contexts.empty();
   p.wish.equal_loads = p.load.trace.has_value();
   p.facts.model = config.model.path, p.facts.load = p.load.describe();
@@ -223,6 +228,9 @@ int tune_command(const Config& config, const TuneOptions& options) {
   const tune::PlanWish plan{options.exact, prepared->load.trace ? 0 : options.concurrency,
                             prepared->facts.order};
   prepared->wish.steps = tune::plan_steps(plan, config.model.path, prepared->place);
+  if (!prepared->beyond_context.empty())
+    fmt::print(stderr, "--long-contexts: {} not measured: the context has {} tokens\n",
+               fmt::join(prepared->beyond_context, ", "), prepared->context);
   std::signal(SIGPIPE, SIG_IGN);
   Signals signals(Signals::Watch::both);
   TuneRig rig(options.out, prepared->load, options.port, prepared->long_contexts, prepared->wish.slo);
@@ -238,10 +246,11 @@ int tune_command(const Config& config, const TuneOptions& options) {
   if (Status written = write_report(config, options, facts, session); !written) return failure(written.error());
   fmt::print(
       "{}\nreport: {}/index.html, result.json, samples.jsonl\nserve with: sluice serve --config "
-      "{}/sluice.yaml\n",
-      tune::table(facts, session), options.out, options.out);
+      "{}/sluice.yaml\n({})\n",
+      tune::table(facts, session), options.out, options.out, tune::advice(session));
+  if (session.interrupted) return 128 + SIGINT;
   if (const std::string missed = tune::missed_slo(facts, session); !missed.empty()) return failure(missed);
-  return session.interrupted ? 128 + SIGINT : 0;
+  return 0;
 }
 
 }  // namespace sluice::cli

@@ -141,7 +141,8 @@ Status TuneRig::read_kept() {
 bool TuneRig::kept_run(const tune::Configuration& configuration, const std::string& load,
                        tune::Run& out) const {
   const auto run = std::find_if(kept_.rbegin(), kept_.rend(), [&](const tune::Run& r) {
-    return r.configuration == configuration && r.load == load;
+    return r.configuration == configuration && r.load == load &&
+           (!r.long_contexts.empty() || is_told(tune::figures_of(r)));
   });
   if (run == kept_.rend()) return false;
   out = *run;

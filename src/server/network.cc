@@ -276,6 +276,11 @@ Status NetworkImpl::listen_on(Loop::Acceptor& acceptor, const asio::ip::tcp::end
   if (!ec) acceptor.set_option(Loop::Acceptor::send_buffer_size(limits::kSendBufferBytes), ec);
   if (!ec) acceptor.bind(endpoint, ec);
   if (!ec) acceptor.listen(4096, ec);
+  if (ec == asio::error::address_in_use)
+    return io_error(shared_->config,
+                    ec.message() + "; end what has it, or give another port (0: any free one)");
+  if (ec == boost::system::errc::address_not_available)
+    return io_error(shared_->config, "this machine has no such address", "host");
   if (ec) return io_error(shared_->config, ec.message());
   return {};
 }

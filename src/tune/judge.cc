@@ -44,14 +44,21 @@ Verdict judge(const Measured& before, const Measured& after, const std::vector<S
   if (!after.run.failure.empty()) return v.reason = after.run.failure, v;
   if (a.failed > 0)
     return v.reason = fmt::format("{} of {} requests failed", a.failed, a.failed + a.completed), v;
-  if (a.completed == 0) return v.reason = "no request was completed in the time there was", v;
-  if (b.completed == 0) return v.keep = true, v.reason = "nothing was completed before", v;
+  if (!is_told(a))
+    return v.reason = fmt::format(
+               "too few requests ended in {:.1f} s of load to judge it: give a longer "
+               "--budget, fewer requests at once or shorter ones",
+               after.run.load_s),
+           v;
+  if (!is_told(b)) return v.keep = true, v.reason = "too few requests ended before to compare with", v;
   const Estimate& gained = v.tok_s_gain;
   const std::string change = fmt::format("{} tokens/s ({})", percent(gained.mean), interval(gained));
   if (!slo.empty()) {
     const double was = excess(slo, before.run, b), is = excess(slo, after.run, a);
-    if (is > 1 && is > was * kSameMiss) return v.reason = "further from the SLO: " + change, v;
-    if (was > 1 && is * kSameMiss < was) return v.keep = true, v.reason = "nearer to the SLO: " + change, v;
+    const std::string how_far =
+        fmt::format("the SLO: {:.2f} times its bound, before {:.2f}; {}", is, was, change);
+    if (is > 1 && is > was * kSameMiss) return v.reason = "further from " + how_far, v;
+    if (was > 1 && is * kSameMiss < was) return v.keep = true, v.reason = "nearer to " + how_far, v;
   }
   if (gained.low > 1) return v.keep = true, v.reason = change, v;
   if (gained.high < 1) return v.reason = "slower: " + change, v;

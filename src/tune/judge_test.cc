@@ -6,6 +6,7 @@
 namespace sluice::tune {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 // Figures as a steady load gives them, `noise` around the mean.
@@ -87,10 +88,21 @@ TEST(Judge, DropsWhatDoesNotStart) {
   EXPECT_EQ(judge({run, before}, {broken, Figures{}}, {}).reason, broken.failure);
 }
 
+TEST(Judge, WhatWasTooShortToTellIsNoNoise) {
+  Figures open;  // one request ended, and with it no window
+  open.completed = 1, open.open = 127;
+  const Verdict none = verdict(figures(10, 1000), open);
+  EXPECT_FALSE(none.keep);
+  EXPECT_THAT(none.reason, AllOf(HasSubstr("too few requests ended"), HasSubstr("--budget")));
+  const Verdict first = verdict(open, figures(10, 1000));
+  EXPECT_TRUE(first.keep);
+  EXPECT_THAT(first.reason, HasSubstr("too few requests ended before"));
+}
+
 TEST(Judge, AnSloGoesBeforeSpeed) {
   EXPECT_FALSE(verdict(figures(10, 1000), figures(20, 2000), "p95_ms<1200").keep);
   EXPECT_THAT(verdict(figures(10, 1000), figures(20, 2000), "p95_ms<1200").reason,
-              HasSubstr("further from the SLO"));
+              HasSubstr("further from the SLO: 1.67 times its bound, before 0.83"));
   EXPECT_TRUE(verdict(figures(20, 2000), figures(10, 1000), "p95_ms<1200").keep);
   EXPECT_TRUE(verdict(figures(10, 1000), figures(20, 1100), "p95_ms<1200").keep);
   // Both miss it: nearer wins, though slower.

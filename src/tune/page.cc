@@ -97,8 +97,12 @@ class Page {
     head("output tokens a second", number(a.tok_s.mean, 0), number(b.tok_s.mean, 0),
          b.tok_s.mean / a.tok_s.mean, "421 → 1,842 (+337.5 %)");
     head("p95 end to end, ms", (a.p95_at_least ? "≥ " : "") + number(a.p95_ms.mean, 0),
-         number(b.p95_ms.mean, 0), b.p95_ms.mean / a.p95_ms.mean, "4,820 → 1,120 (−76.8 %)");
-    out_ += "</div>\n";
+         (b.p95_at_least ? "≥ " : "") + number(b.p95_ms.mean, 0), b.p95_ms.mean / a.p95_ms.mean,
+         "4,820 → 1,120 (−76.8 %)");
+    out_ +=
+        "</div>\n<p><b>What to do:</b> <code>sluice serve --config sluice.yaml</code>, the file beside this "
+        "page: " +
+        escaped(advice(s_)) + ".</p>\n";
     if (const std::string missed = missed_slo(facts_, s_); !missed.empty())
       out_ += "<p><b>" + escaped(missed) + "</b></p>\n";
     if (!s_.left_out.empty())
@@ -116,7 +120,7 @@ class Page {
     double before = 0;
     for (const StepResult& step : s_.steps) {
       Span span{.label = label_of(step)};
-      if (step.measured && step.chosen().figures.completed > 0) {
+      if (step.measured && is_told(step.chosen().figures)) {
         const Figures& f = step.chosen().figures;
         span.from = before, span.to = f.qps.mean, span.low = f.qps.low, span.high = f.qps.high;
         span.style = &step == &s_.steps.front() ? "start" : step.kept ? "kept" : "dropped";
@@ -344,8 +348,6 @@ class Page {
                           escaped(serve_command(step->chosen().run)));
     if (!facts_.load_command.empty())
       out_ += fmt::format("<h3>The load</h3><pre>{}</pre>\n", escaped(facts_.load_command));
-    if (!s_.final().run.configuration.settings.empty())
-      out_ += fmt::format("<h3>What to keep</h3><pre>sluice serve --config sluice.yaml</pre>\n");
   }
 
   const ReportFacts& facts_;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "server/json_fields.h"
@@ -217,6 +218,29 @@ std::string missed_slo(const ReportFacts& facts, const Session& session) {
                      came_to);
 }
 
+std::string advice(const Session& s) {
+  std::vector<std::string> kept, left, untold;
+  for (const StepResult& step : s.steps) {
+    if (step.measured && step.chosen().run.failure.empty() && !is_told(step.chosen().figures))
+      untold.push_back(step.name);
+    if (&step == &s.steps.front() || (step.name == kSearchName && !step.kept)) continue;
+    const auto is_of_it = [&](const std::string& what) { return what.starts_with(step.name); };
+    if (step.kept) kept.push_back(step.name);
+    if (!step.measured && std::any_of(s.left_out.begin(), s.left_out.end(), is_of_it))
+      left.push_back(step.name);
+  }
+  std::string out = kept.empty() ? "no step was measured to be better than the start"
+                                 : fmt::format("sluice.yaml has the start with {}", fmt::join(kept, ", "));
+  if (!untold.empty())
+    out += fmt::format("; too few requests ended to judge {}: give a longer --budget or a lighter load",
+                       fmt::join(untold, ", "));
+  if (!left.empty())
+    out += fmt::format("; not tried, and in sluice.yaml as at the start: {}: run the same command again first",
+                       fmt::join(left, ", "));
+  if (kept.empty() && untold.empty() && left.empty()) out += ": serve with the defaults";
+  return out;
+}
+
 std::string table(const ReportFacts& facts, const Session& s) {
   const Figures &first = s.start().figures, &last = s.final().figures;
   std::string out = fmt::format("{} on {}; {}\n\n", facts.model, facts.device, facts.load);
@@ -227,10 +251,11 @@ std::string table(const ReportFacts& facts, const Session& s) {
     if (step.measured && !step.named_before.empty())
       out += fmt::format("\nbefore {}, the doctor named {}", step.name, step.named_before);
   out += fmt::format(
-      "\n\nrequests/s {:.2f} -> {:.2f} ({}); tokens/s {:.0f} -> {:.0f} ({}); p95 {}{:.0f} -> {:.0f} ms ({})\n",
+      "\n\nrequests/s {:.2f} -> {:.2f} ({}); tokens/s {:.0f} -> {:.0f} ({}); p95 {}{:.0f} -> {}{:.0f} ms "
+      "({})\n",
       first.qps.mean, last.qps.mean, change(last.qps.mean / first.qps.mean), first.tok_s.mean, last.tok_s.mean,
       change(last.tok_s.mean / first.tok_s.mean), first.p95_at_least ? ">=" : "", first.p95_ms.mean,
-      last.p95_ms.mean, change(last.p95_ms.mean / first.p95_ms.mean));
+      last.p95_at_least ? ">=" : "", last.p95_ms.mean, change(last.p95_ms.mean / first.p95_ms.mean));
   out += orders_table(facts.orders) + long_table(s);
   if (!facts.accuracy.empty()) out += "\n4-bit weights: " + facts.accuracy + "\n";
   if (!s.left_out.empty())

@@ -37,4 +37,7 @@ std::string serve_command(const Run& run);
 // One line where an SLO was asked for and the final configuration misses it; else empty.
 std::string missed_slo(const ReportFacts& facts, const Session& session);
 
+// What somebody who wants to serve is to do with sluice.yaml, in a sentence or two.
+std::string advice(const Session& session);
+
 }  // namespace sluice::tune

@@ -141,6 +141,8 @@ Figures figures_of(const Run& run, int windows) {
   return f;
 }
 
+bool is_told(const Figures& f) { return f.completed > 0 && std::isfinite(f.tok_s.mean); }
+
 double share_of_one(const Run& run) { return run.steps > 0 ? run.steps_of_one / run.steps : 0; }
 
 }  // namespace sluice::tune

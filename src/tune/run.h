@@ -75,6 +75,9 @@ struct Figures {
 // last. Windows go from the end of one request to that of another.
 Figures figures_of(const Run& run, int windows = 5);
 
+// Whether there is a speed: below two requests that ended behind the warm-up there is no window.
+bool is_told(const Figures& figures);
+
 double share_of_one(const Run& run);
 
 }  // namespace sluice::tune

@@ -63,15 +63,21 @@ class Course {
     session_.failure = run.failure;
     if (!run.failure.empty()) return false;
     result.measured = result.kept = true;
-    result.reason = "where it begins";
     Figures figures = figures_of(run);
-    say_figures(figures, "");
+    if (is_told(figures)) {
+      result.reason = "where it begins";
+      say_figures(figures, "");
+    } else {
+      result.reason = judge({run, figures}, {run, figures}, {}).reason;
+      say_figures(figures, result.reason);
+    }
     result.tried.push_back({result.title, std::move(run), std::move(figures), {}});
     push(std::move(result));
     return true;
   }
 
   void say_figures(const Figures& f, const std::string& verdict) {
+    if (!is_told(f)) return rig_.say("  " + verdict);
     rig_.say(fmt::format("  {:.2f} requests/s, {:.0f} tokens/s, p95 {}{:.0f} ms{}{}", f.qps.mean, f.tok_s.mean,
                          f.p95_at_least ? "at least " : "", f.p95_ms.mean, verdict.empty() ? "" : ": ",
                          verdict));
@@ -116,6 +122,7 @@ class Course {
     Run run = measured(configuration, 1);
     if (rig_.interrupted()) {
       if (result.tried.empty()) result.reason = "interrupted";
+      session_.left_out.push_back(fmt::format("{} ({})", result.name, variant.name));
       return;
     }
     Figures figures = figures_of(run);

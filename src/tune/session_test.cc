@@ -147,6 +147,30 @@ TEST(Session, AnInterruptKeepsWhatWasMeasured) {
   EXPECT_FALSE(step(s, "kv").measured);
   EXPECT_THAT(step(s, "kv").reason, HasSubstr("interrupted"));
   EXPECT_EQ(rig.measured.size(), 3u);
+  EXPECT_EQ(
+      advice(s),
+      "sluice.yaml has the start with batching; not tried, and in sluice.yaml as at the start: kv, kernels, "
+      "scheduler, system: run the same command again first");
+}
+
+TEST(Session, AdviceNamesTheStepsThatWereKept) {
+  FakeRig rig;
+  EXPECT_EQ(advice(tune(wish(600), rig)), "sluice.yaml has the start with batching, scheduler, search");
+}
+
+TEST(Session, LoadsTooShortForAnyAnswerSayHowToMakeThemLonger) {
+  class Slow : public FakeRig {
+    tune::Run measure(const Configuration& c, double seconds) override {
+      tune::Run run = steady(c, 10, seconds);
+      for (Request& r : run.requests) r.end = Request::End::open;
+      return run;
+    }
+  } rig;
+  const Session s = tune(wish(600), rig);
+  EXPECT_THAT(s.steps.front().reason, HasSubstr("give a longer --budget"));
+  EXPECT_THAT(step(s, "batching").reason, HasSubstr("give a longer --budget"));
+  EXPECT_THAT(rig.said, Not(Contains(HasSubstr("nan"))));
+  EXPECT_THAT(advice(s), HasSubstr("too few requests ended to judge start, batching, "));
 }
 
 TEST(Session, AnInterruptInTheStartLeavesNothingToReport) {

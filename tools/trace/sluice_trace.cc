@@ -348,10 +348,11 @@ struct Asked {
   std::exit(2);
 }
 
-long long number(const char* text) {
+long long number(const char* name, const char* text) {
   char* end = nullptr;
   const long long value = std::strtoll(text, &end, 10);
-  if (*text == 0 || *end != 0 || value < 0) wrong_use(std::string("expected a number, got '") + text + "'");
+  if (*text == 0 || *end != 0 || value < 0)
+    wrong_use(std::string(name) + ": expected a number, got '" + text + "'");
   return value;
 }
 
@@ -365,15 +366,16 @@ Asked parse(int argc, char** argv) {
     if (word == "--request")
       asked.request = argv[++i];
     else if (word == "--slow")
-      asked.slow_ms = number(argv[++i]);
+      asked.slow_ms = number("--slow", argv[++i]);
     else if (word == "--seconds") {
-      if ((asked.seconds = number(argv[++i])) == 0) wrong_use("--seconds: expected at least 1, got '0'");
+      if ((asked.seconds = number("--seconds", argv[++i])) == 0)
+        wrong_use("--seconds: expected at least 1, got '0'");
     } else if (word.starts_with("-"))
       wrong_use("unknown option " + std::string(word));
     else if (asked.pid != 0)
       wrong_use("one process at a time, got '" + std::string(word) + "' too");
     else
-      asked.pid = int(number(argv[i]));
+      asked.pid = int(number("PID", argv[i]));
   }
   if (!asked.request.empty() && asked.slow_ms >= 0) wrong_use("give --request or --slow, not both");
   if (asked.request.size() >= ID_BYTES) asked.request.resize(ID_BYTES - 1);
