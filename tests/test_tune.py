@@ -198,6 +198,19 @@ def test_two_sessions_in_one_folder_are_refused(tmp_path):
     assert "another sluice tune works in this folder" in second.stderr
 
 
+def test_files_and_lengths_that_do_nothing_are_named(tmp_path):
+    assert "--calibration: File does not exist" in tune(tmp_path / "a", "--calibration", tmp_path / "none").stderr
+    text = tmp_path / "text.txt"
+    text.write_text("x")
+    assert "--eval-data requires --calibration" in tune(tmp_path / "b", "--eval-data", text).stderr
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        done = tune(tmp_path / "c", "--port", s.getsockname()[1], "--long-contexts", "64,99999")
+        assert done.stderr.startswith("--long-contexts: 99999 not measured: the context has 4096 tokens\n")
+        assert "or give another port" in done.stderr
+
+
 def test_a_port_in_use_is_said(tmp_path):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

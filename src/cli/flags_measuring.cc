@@ -171,15 +171,14 @@ void Parser::add_tune() {
       "(itl_), as p95_ms<1200,ttft_p95_ms<300");
   app->add_option("--order", t.order,
                   "Of the steps: batching, kv, weights, kernels, scheduler, system; the rest follows");
-  CLI::Option* exact = app->add_flag(
-      "--exact", t.exact, "Only what leaves the answers as they are: no smaller weights, keys or values");
+  app->add_flag("--exact", t.exact,
+                "Only what leaves the answers as they are: no smaller weights, keys or values");
   CLI::Option* calibration = app->add_option("--calibration", t.calibration,
                                              "A text, for a model of more than 4 bits: 4-bit weights are made "
                                              "with it (sluice quantize --method "
                                              "awq --targets mlp), before the budget's time begins")
                                  ->type_name("FILE")
-                                 ->check(CLI::ExistingFile)
-                                 ->excludes(exact);
+                                 ->check(CLI::ExistingFile);
   app->add_option("--eval-data", t.eval_data, "A text that tells what these cost (sluice eval)")
       ->type_name("FILE")
       ->check(CLI::ExistingFile)

@@ -228,7 +228,8 @@ int tune_command(const Config& config, const TuneOptions& options) {
   const tune::PlanWish plan{options.exact, prepared->load.trace ? 0 : options.concurrency,
                             prepared->facts.order};
   prepared->wish.steps = tune::plan_steps(plan, config.model.path, prepared->place);
-  if (!prepared->beyond_context.empty())
+  // The default's lengths are for any model.
+  if (!prepared->beyond_context.empty() && options.long_contexts != TuneOptions{}.long_contexts)
     fmt::print(stderr, "--long-contexts: {} not measured: the context has {} tokens\n",
                fmt::join(prepared->beyond_context, ", "), prepared->context);
   std::signal(SIGPIPE, SIG_IGN);
