@@ -134,7 +134,7 @@ Result<TuneLoad> load_of(const TuneOptions& options, const Checkpoint& checkpoin
   int longest = load.input_tokens + load.output_tokens;
   if (!options.trace.empty()) {
     Result<Trace> trace = read_trace(options.trace);
-    if (!trace) return std::move(trace).error();
+    if (!trace) return Error{trace.error().code, "--trace: " + trace.error().message};
     longest = 0;
     for (const TracedRequest& r : trace->requests) longest = std::max(longest, r.input + r.output);
     load.trace = std::move(*trace), load.trace_path = options.trace;

@@ -230,7 +230,8 @@ std::string advice(const Session& s) {
       left.push_back(step.name);
   }
   std::string out = kept.empty() ? "no step was measured to be better than the start"
-                                 : fmt::format("sluice.yaml has the start with {}", fmt::join(kept, ", "));
+                                 : fmt::format("sluice.yaml has the start's settings with those of {}",
+                                               fmt::join(kept, ", "));
   if (!untold.empty())
     out += fmt::format("; too few requests ended to judge {}: give a longer --budget or a lighter load",
                        fmt::join(untold, ", "));

@@ -147,15 +147,16 @@ TEST(Session, AnInterruptKeepsWhatWasMeasured) {
   EXPECT_FALSE(step(s, "kv").measured);
   EXPECT_THAT(step(s, "kv").reason, HasSubstr("interrupted"));
   EXPECT_EQ(rig.measured.size(), 3u);
-  EXPECT_EQ(
-      advice(s),
-      "sluice.yaml has the start with batching; not tried, and in sluice.yaml as at the start: kv, kernels, "
-      "scheduler, system: run the same command again first");
+  EXPECT_EQ(advice(s),
+            "sluice.yaml has the start's settings with those of batching; not tried, and in sluice.yaml as at "
+            "the start: kv, kernels, "
+            "scheduler, system: run the same command again first");
 }
 
 TEST(Session, AdviceNamesTheStepsThatWereKept) {
   FakeRig rig;
-  EXPECT_EQ(advice(tune(wish(600), rig)), "sluice.yaml has the start with batching, scheduler, search");
+  EXPECT_EQ(advice(tune(wish(600), rig)),
+            "sluice.yaml has the start's settings with those of batching, scheduler, search");
 }
 
 TEST(Session, LoadsTooShortForAnyAnswerSayHowToMakeThemLonger) {
