@@ -100,8 +100,8 @@ class Page {
          (b.p95_at_least ? "≥ " : "") + number(b.p95_ms.mean, 0), b.p95_ms.mean / a.p95_ms.mean,
          "4,820 → 1,120 (−76.8 %)");
     out_ +=
-        "</div>\n<p><b>What to do:</b> <code>sluice serve --config sluice.yaml</code>, the file beside this "
-        "page: " +
+        "</div>\n<p><b>What to do:</b> <code>sluice serve --config sluice.yaml</code> in the folder of "
+        "this page: " +
         escaped(advice(s_)) + ".</p>\n";
     if (const std::string missed = missed_slo(facts_, s_); !missed.empty())
       out_ += "<p><b>" + escaped(missed) + "</b></p>\n";
