@@ -153,9 +153,12 @@ std::string plot(std::vector<EvalRow> rows) {
     const double at = f.x(r.speed.front().tok_s()), height = f.y(r.found.perplexity);
     const double name = std::max(least, height - 6);
     least = name + 14;
-    out +=
-        fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5\"/><text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n",
-                    at, height, at + 9, name, escaped(name_of(r, rows)));
+    const bool is_left =
+        at > (Frame::kLeft + Frame::kWidth - Frame::kRight) / 2;  // else a long name is cut off
+    out += fmt::format(
+        "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5\"/><text x=\"{:.1f}\" y=\"{:.1f}\"{}>{}</text>\n", at,
+        height, is_left ? at - 9 : at + 9, name, is_left ? " text-anchor=\"end\"" : "",
+        escaped(name_of(r, rows)));
   }
   return out + "</svg>\n";
 }
