@@ -72,9 +72,9 @@ const Key kKeys[] = {
      "On a card, record the steps of decoding at start and replay them (the default); without, each step is "
      "launched op by op. No effect on a CPU."},
     {"engine.watchdog_s", "cli", "s", SLOT(watchdog_s), 0, 86400, "",
-     "A step, or a turn of the engine's loop, that takes longer ends the process with the last steps' records "
-     "and a "
-     "status other than 0, so that a supervisor starts it again; 0: none does."},
+     "A step, or a turn of the engine's loop, of the model that serves that takes longer ends the process with "
+     "the last steps' records and a status other than 0, so that a supervisor starts it again; 0: none does. A "
+     "canary's is taken out of traffic instead (0: after 60 s)."},
 
     {"scheduler.policy", "sched", "", SLOT(model.engine.batching.policy), 0, 0, "|continuous|windowed|serial",
      "Who may start when: continuous: everyone, as soon as there is room; windowed: arrivals gather and run "
