@@ -1,6 +1,7 @@
 """The KV cache by its settings: precisions, reserved contexts, windows, what the memory goes to, and `sluice eval`."""
 import json
 import re
+import shutil
 
 import pytest
 
@@ -148,9 +149,10 @@ def test_corrupt_files_are_computed_again_and_a_disk_that_fails_is_said_once(sta
     status, log = server.stop()
     assert status == 0 and log.count("checksum differs") == 1
 
-    nowhere = tmp_path / "a_file"
-    nowhere.write_text("where a folder should be")
+    nowhere = tmp_path / "later_a_file"
     server = start(SMOLLM2, *outside(nowhere))
+    shutil.rmtree(nowhere, ignore_errors=True)
+    nowhere.write_text("where a folder was")
     assert complete(server, tokens=8) == first
     assert until(lambda: labelled(server, "sluice_kv_disk_errors_total", "kind")["write"] > 1)
     status, log = server.stop()
