@@ -83,7 +83,6 @@ class HostTier {
   size_t host_bytes() const { return size_t(placement_.used_units()) * (slot_bytes_ / kSlotUnits); }
   size_t disk_bytes() const { return disk_used_; }
   uint64_t evicted() const { return evicted_; }  // that were in no file
-  bool keeps_files() const { return disk_queue_ != nullptr; }
   // CHECKs what must hold, in O(entries): for tests.
   void check() const;
 

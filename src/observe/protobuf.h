@@ -26,10 +26,6 @@ class ProtobufWriter {
     std::memcpy(&bits, &value, sizeof bits);
     fixed64(field, bits);
   }
-  void fixed32(int field, uint32_t value) {
-    tag(field, 5);
-    append_raw(value);
-  }
   void bytes(int field, std::string_view value) {
     tag(field, 2);
     append_varint(value.size());

@@ -18,7 +18,6 @@ struct Place {
   int context = 0;     // of the model
   bool dummy = false;  // made-up weights
   int weight_bits = 16;
-  bool has_window = false;          // the model's own
   std::string quantized_model{};    // a model with 4-bit weights that takes the place of this one; empty: none
   std::string quantized_refusal{};  // why there is none
 };
