@@ -15,7 +15,6 @@ namespace {
 // Expected of an answer until it has ended, as the scheduler expects it: most clients ask for far more than
 // they get.
 constexpr int kExpectedAnswerTokens = 256;
-constexpr size_t kBytesPerToken = 4;
 
 // "1m3.5s", as OpenAI writes times until a limit is whole again.
 std::string reset_text(TimeNs wait) {

@@ -12,7 +12,6 @@ namespace sluice {
 namespace {
 
 constexpr int kEventsForPace = 5;
-constexpr size_t kBytesPerToken = 4;
 
 int count_events(std::string_view bytes) {
   int count = 0;

@@ -19,6 +19,9 @@
 
 namespace sluice {
 
+// Of a prompt or an answer, about: what another server makes is not tokenized here, and rates count it so.
+inline constexpr size_t kBytesPerToken = 4;
+
 class ProxiedAnswer final : public HttpListener,
                             public UpstreamListener,
                             public std::enable_shared_from_this<ProxiedAnswer> {
